@@ -87,6 +87,9 @@ type FieldError struct {
 	Detail  string `json:"detail"`
 }
 
+// Error implements error.
+func (e *FieldError) Error() string { return e.Pointer + ": " + e.Detail }
+
 // NewProblem makes the problem of that type with its status and title.
 func NewProblem(t ProblemType, detail string) *Problem {
 	info, ok := problems[t]
