@@ -17,6 +17,8 @@ var (
 	ErrFenced = errors.New("superseded by another writer")
 	// ErrFull: the store or the tenant's queue takes no more.
 	ErrFull = errors.New("store is full")
+	// ErrTooLarge: the record is larger than the server takes, and was not sent.
+	ErrTooLarge = errors.New("record is too large")
 	// ErrUnavailable: the store did not answer in time; the write may or may
 	// not have happened. Every write may be repeated as it is.
 	ErrUnavailable = errors.New("store is unavailable")

@@ -8,6 +8,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/go-json-experiment/json/jsontext"
 )
@@ -40,8 +41,19 @@ func Decode(raw []byte) (any, error) { return decode(raw, nil) }
 // and of the root's members (parent is their name).
 type keepFunc func(parent, name string, raw []byte)
 
+// decoders are used again for the sake of their stacks.
+var decoders = sync.Pool{New: func() any { return new(jsontext.Decoder) }}
+
+var nothing = strings.NewReader("")
+
 func decode(raw []byte, keep keepFunc) (any, error) {
-	t := treeDecoder{in: jsontext.NewDecoder(bytes.NewBuffer(raw)), raw: raw, keep: keep}
+	in := decoders.Get().(*jsontext.Decoder)
+	in.Reset(bytes.NewBuffer(raw)) // which it reads in place and never writes to
+	defer func() {
+		in.Reset(nothing) // lets go of raw
+		decoders.Put(in)
+	}()
+	t := treeDecoder{in: in, raw: raw, keep: keep}
 	v, err := t.value()
 	if err == nil {
 		err = t.end()

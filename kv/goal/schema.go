@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"strconv"
@@ -68,11 +69,11 @@ func ParseGoal(body []byte) (Goal, string, *Problem) {
 	if len(faults) > 0 {
 		return Goal{}, "", invalid(faults)
 	}
-	print, err := fingerprint(tree, len(body))
+	digest, err := fingerprint(tree, len(body))
 	if err != nil {
 		return Goal{}, "", malformed(err)
 	}
-	return raw.goal(tree.(map[string]any)), print, nil
+	return raw.goal(tree.(map[string]any)), digest, nil
 }
 
 // malformed is the problem of a payload that is not strict JSON.
@@ -184,37 +185,41 @@ func schemaView(tree any) any {
 	if !ok {
 		return tree
 	}
-	view := make(map[string]any, len(root))
-	for name, v := range root {
-		switch name {
-		case "guardrails":
-			v = plainNumbers(v)
-		case "pre_conditions":
-			if members, ok := v.(map[string]any); ok && members["revisions"] != nil {
-				copied := make(map[string]any, len(members))
-				for member, w := range members {
-					copied[member] = w
-				}
-				copied["revisions"] = plainNumbers(members["revisions"])
-				v = copied
-			}
-		}
-		view[name] = v
+	if limits := plainNumbers(root["guardrails"]); limits != nil {
+		root = replaceMember(root, "guardrails", limits)
 	}
+	if conditions, ok := root["pre_conditions"].(map[string]any); ok {
+		if revisions := plainNumbers(conditions["revisions"]); revisions != nil {
+			root = replaceMember(root, "pre_conditions", replaceMember(conditions, "revisions", revisions))
+		}
+	}
+	return root
+}
+
+// replaceMember is a copy of members with that member set.
+func replaceMember(members map[string]any, name string, v any) map[string]any {
+	view := maps.Clone(members)
+	view[name] = v
 	return view
 }
 
-func plainNumbers(v any) any {
+// plainNumbers is the object v with plain numbers, or nil when it is no object
+// or has none but plain ones.
+func plainNumbers(v any) map[string]any {
 	members, ok := v.(map[string]any)
 	if !ok {
-		return v
+		return nil
 	}
-	view := make(map[string]any, len(members))
+	var view map[string]any
 	for name, w := range members {
-		if n, ok := w.(json.Number); ok {
-			w = plainNumber(n)
+		n, ok := w.(json.Number)
+		if !ok || len(n) <= 20 && digitsOnly(string(n)) {
+			continue
 		}
-		view[name] = w
+		if view == nil {
+			view = maps.Clone(members)
+		}
+		view[name] = plainNumber(n)
 	}
 	return view
 }

@@ -153,7 +153,7 @@ type Task struct {
 	Problem     *Problem        `json:"problem,omitempty"`
 	Intent      string          `json:"intent"`
 	Environment string          `json:"environment"`
-	TargetState json.RawMessage `json:"target_state"`
+	TargetState json.RawMessage `json:"target_state,omitempty"`
 	Guardrails  Guardrails      `json:"guardrails"`
 	AcceptedAt  time.Time       `json:"accepted_at"`
 	StartedAt   *time.Time      `json:"started_at,omitempty"`
@@ -172,7 +172,8 @@ type Task struct {
 	CancelAsked bool            `json:"cancel_requested,omitempty"`
 	WebhookURL  string          `json:"webhook_url,omitempty"` // without its query
 	Links       Links           `json:"links"`
-	Trace       []Event         `json:"trace,omitempty"` // last TraceSnapshot steps; never in a webhook
+	Omitted     []string        `json:"omitted,omitempty"` // webhooks only: members cut for size; Links.Self has them
+	Trace       []Event         `json:"trace,omitempty"`   // last TraceSnapshot steps; never in a webhook
 }
 
 // Links of a task, as paths.

@@ -56,7 +56,9 @@ type hookBody struct {
 }
 
 // NewWebhook freezes the webhook of a terminal task, or returns nil when the
-// goal named no URL. The same snapshot always gives the same bytes.
+// goal named no URL. The same snapshot always gives the same bytes: valid UTF-8,
+// at most MaxWebhookBody. What would make it larger is left out, in a fixed
+// order, and listed in the task's Omitted.
 func NewWebhook(s Snapshot) (*Webhook, error) {
 	if s.Submission.Goal.WebhookURL == "" {
 		return nil, nil //nolint:nilnil // no webhook is not an error
@@ -67,31 +69,80 @@ func NewWebhook(s Snapshot) (*Webhook, error) {
 	t := s.Task()
 	t.Trace, t.CancelAsked = nil, false
 	if len(t.Result) > MaxWebhookResult {
-		t.Result, t.ResultURL = nil, t.Links.Self
+		hookCuts[0].cut(&t)
 	}
 	body, err := marshalHook(t)
+	for i := 0; err == nil && len(body) > MaxWebhookBody && i < len(hookCuts); i++ {
+		if hookCuts[i].cut(&t) {
+			t.Omitted = append(t.Omitted, hookCuts[i].member)
+			body, err = marshalHook(t)
+		}
+	}
 	if err != nil {
 		return nil, err
-	}
-	if len(body) > MaxWebhookBody {
-		// The lists first, then the target itself: what is cut can be fetched.
-		t.Result, t.ResultURL = nil, t.Links.Self
-		t.Left, t.Checks, t.Effects, t.TargetState = t.Left[:min(len(t.Left), 3)], nil, nil, nil
-		if body, err = marshalHook(t); err != nil {
-			return nil, err
-		}
-		if len(body) > MaxWebhookBody {
-			t.Left, t.Intent, t.Detail = []Difference{}, cut(t.Intent, 1024), cut(t.Detail, 1024)
-			t.Guardrails.AllowedTools, t.Problem = nil, nil
-			if body, err = marshalHook(t); err != nil {
-				return nil, err
-			}
-		}
 	}
 	return &Webhook{
 		ID: WebhookID(s.Submission.Tenant, s.Submission.TaskID), URL: s.Submission.Goal.WebhookURL,
 		Tenant: s.Submission.Tenant, TaskID: s.Submission.TaskID, Body: string(body),
 	}, nil
+}
+
+// hookCuts are the members that are left out of a body that is too large, the
+// largest and least telling first. Each reports whether there was anything to
+// cut. What remains after all of them is far below MaxWebhookBody.
+var hookCuts = []struct {
+	member string
+	cut    func(*Task) bool
+}{
+	{"result", func(t *Task) bool {
+		had := t.Result != nil
+		t.Result, t.ResultURL = nil, t.Links.Self
+		return had
+	}},
+	{"target_state", func(t *Task) bool { return clearSlice(&t.TargetState) }},
+	{"left", func(t *Task) bool {
+		had := len(t.Left) > 0
+		t.Left = []Difference{}
+		return had
+	}},
+	{"failed_checks", func(t *Task) bool { return clearSlice(&t.Checks) }},
+	{"effects", func(t *Task) bool { return clearSlice(&t.Effects) }},
+	{"guardrails.allowed_tools", func(t *Task) bool { return clearSlice(&t.Guardrails.AllowedTools) }},
+	{"trip.limit", func(t *Task) bool {
+		if t.Trip == nil {
+			return false
+		}
+		t.Trip = &Trip{Guardrail: t.Trip.Guardrail, Step: t.Trip.Step}
+		return true
+	}},
+	{"problem.errors", func(t *Task) bool {
+		if t.Problem == nil {
+			return false
+		}
+		p := *t.Problem
+		p.Errors, p.Checks, p.Detail, p.Instance = nil, nil, cut(p.Detail, maxHookText), cut(p.Instance, maxHookText)
+		t.Problem = &p
+		return true
+	}},
+	{"intent", func(t *Task) bool { return cutText(&t.Intent) }},
+	{"detail", func(t *Task) bool { return cutText(&t.Detail) }},
+	{"environment", func(t *Task) bool { return cutText(&t.Environment) }},
+	{"webhook_url", func(t *Task) bool { return cutText(&t.WebhookURL) }},
+}
+
+// maxHookText is how many bytes of a text stay when it is cut.
+const maxHookText = 1024
+
+func clearSlice[S ~[]E, E any](s *S) bool {
+	had := len(*s) > 0
+	*s = nil
+	return had
+}
+
+func cutText(s *string) bool {
+	had := len(*s) > maxHookText
+	*s = cut(*s, maxHookText)
+	return had
 }
 
 func marshalHook(t Task) ([]byte, error) {
