@@ -1,0 +1,13 @@
+package kv
+
+import "golang.org/x/sys/unix"
+
+// syncFileSystem writes everything on the file system of fd to its device.
+func syncFileSystem(fd uintptr) error {
+	for {
+		err := unix.Syncfs(int(fd))
+		if err != unix.EINTR { //nolint:errorlint // unix returns the bare Errno
+			return err
+		}
+	}
+}

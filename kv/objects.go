@@ -1,0 +1,88 @@
+package kv
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
+)
+
+// ensureObjects provisions the object store. An object is kept for twice the
+// retention and stored anew when it is met after the first: so it outlives
+// every task that names it.
+func (s *Store) ensureObjects(ctx context.Context) error {
+	want := jetstream.ObjectStoreConfig{
+		Bucket: goal.ObjectsBucket, TTL: 2*s.conf.Retention + outlive, Storage: jetstream.FileStorage, Replicas: s.conf.Replicas,
+	}
+	for attempt := 0; ; attempt++ {
+		objects, err := func() (jetstream.ObjectStore, error) {
+			ctx, cancel := attemptContext(ctx)
+			defer cancel()
+			return s.js.CreateOrUpdateObjectStore(ctx, want)
+		}()
+		if err == nil {
+			s.objects = objects
+			return nil
+		}
+		if classify(err) != writeRetry || !pause(ctx, attempt) {
+			return fmt.Errorf("kv: provision object store: %w", err)
+		}
+	}
+}
+
+// PutObject stores data under the hex SHA-256 of it, which it returns. It may
+// be repeated; the object is durable when it returns.
+func (s *Store) PutObject(ctx context.Context, data []byte) (string, error) {
+	ctx, cancel := bounded(ctx, callTimeout)
+	defer cancel()
+	sum := sha256.Sum256(data)
+	name := hex.EncodeToString(sum[:])
+	have, err := s.objects.GetInfo(ctx, name)
+	if err == nil && have.Size == uint64(len(data)) && time.Since(have.ModTime) < s.conf.Retention {
+		return name, s.durable(ctx)
+	}
+	if _, err := s.objects.PutBytes(ctx, name, data); err != nil {
+		if classify(err) == writeFull || classify(err) == writeMaxed {
+			return "", fmt.Errorf("put object: %w: %w", goal.ErrFull, err)
+		}
+		return "", fmt.Errorf("put object: %w", fault(err))
+	}
+	return name, s.durable(ctx)
+}
+
+// GetObject returns what was stored under name, or goal.ErrNotFound. Its digest
+// has been checked.
+func (s *Store) GetObject(ctx context.Context, name string) ([]byte, error) {
+	ctx, cancel := bounded(ctx, callTimeout)
+	defer cancel()
+	for attempt := 0; ; attempt++ {
+		data, err := s.objects.GetBytes(ctx, name)
+		switch {
+		case err == nil && matches(name, data):
+			return data, nil
+		case errors.Is(err, jetstream.ErrObjectNotFound) && (s.conf.Replicas == 1 || attempt >= 5):
+			return nil, fmt.Errorf("object %s: %w", name, goal.ErrNotFound)
+		case attempt >= 5:
+			return nil, fmt.Errorf("object %s: %w", name, fault(errors.Join(err, errDigest)))
+		}
+		// A replica may be behind, or the object is just stored anew.
+		if !pause(ctx, attempt+3) {
+			return nil, fmt.Errorf("object %s: %w", name, unavailable(errors.Join(err, errDigest)))
+		}
+	}
+}
+
+var errDigest = errors.New("the object's bytes could not be read whole")
+
+func matches(name string, data []byte) bool {
+	sum := sha256.Sum256(data)
+	want, err := hex.DecodeString(name)
+	return err == nil && bytes.Equal(want, sum[:])
+}

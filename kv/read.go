@@ -1,0 +1,270 @@
+package kv
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
+)
+
+// get is the last record of a literal subject, or goal.ErrNotFound. It is read
+// from any replica; when that has none, the leader is asked. It may be older
+// than a write that has just been acknowledged on three replicas: whoever
+// compares and sets on it is told so by the write.
+func (s *Store) get(ctx context.Context, stream, subject string) (Record, error) {
+	ctx, cancel := bounded(ctx, callTimeout)
+	defer cancel()
+	r, err := s.read(ctx, func(ctx context.Context) (Record, error) { return s.directLast(ctx, stream, subject) })
+	if errors.Is(err, goal.ErrNotFound) && s.conf.Replicas > 1 {
+		r, err = s.leaderLast(ctx, stream, subject)
+	}
+	return present(r, err)
+}
+
+// getFresh is get by the word of the leader.
+func (s *Store) getFresh(ctx context.Context, stream, subject string) (Record, error) {
+	ctx, cancel := bounded(ctx, callTimeout)
+	defer cancel()
+	return present(s.leaderLast(ctx, stream, subject))
+}
+
+// present hides the mark of a removed key.
+func present(r Record, err error) (Record, error) {
+	if err == nil && r.removed() {
+		return Record{}, fmt.Errorf("read %s: %w", r.Subject, goal.ErrNotFound)
+	}
+	return r, err
+}
+
+// leaderLast is the last message that matches filter, marks of removed keys
+// included, by the word of the stream's leader.
+func (s *Store) leaderLast(ctx context.Context, stream, filter string) (Record, error) {
+	return s.read(ctx, func(ctx context.Context) (Record, error) {
+		return s.leaderGet(ctx, stream, msgRequest{LastFor: filter})
+	})
+}
+
+// read repeats a read that got no answer until ctx ends.
+func (s *Store) read(ctx context.Context, once func(context.Context) (Record, error)) (Record, error) {
+	for attempt := 0; ; attempt++ {
+		r, err := func() (Record, error) {
+			ctx, cancel := attemptContext(ctx)
+			defer cancel()
+			return once(ctx)
+		}()
+		if err == nil || errors.Is(err, goal.ErrNotFound) {
+			return r, err
+		}
+		if classify(err) != writeRetry || !pause(ctx, attempt) {
+			return Record{}, fault(err)
+		}
+	}
+}
+
+// msgRequest is the body of the server's get-message calls.
+type msgRequest struct {
+	Seq     uint64 `json:"seq,omitempty"`
+	LastFor string `json:"last_by_subj,omitempty"`
+	NextFor string `json:"next_by_subj,omitempty"`
+	Batch   int    `json:"batch,omitempty"`
+}
+
+// directLast asks any replica. The last message of a literal subject has its
+// own request subject, on which permissions can be given by subject.
+func (s *Store) directLast(ctx context.Context, stream, subject string) (Record, error) {
+	m, err := s.nc.RequestWithContext(ctx, "$JS.API.DIRECT.GET."+stream+"."+subject, nil)
+	if err != nil {
+		return Record{}, fmt.Errorf("read %s: %w", subject, err)
+	}
+	r, err := directRecord(m)
+	if err != nil {
+		return Record{}, fmt.Errorf("read %s: %w", subject, err)
+	}
+	return r, nil
+}
+
+// leaderGet asks the stream's leader.
+func (s *Store) leaderGet(ctx context.Context, stream string, q msgRequest) (Record, error) {
+	body, err := json.Marshal(q)
+	if err != nil {
+		return Record{}, fmt.Errorf("encode read of %s: %w", stream, err)
+	}
+	m, err := s.nc.RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+stream, body)
+	if err != nil {
+		return Record{}, fmt.Errorf("read %s: %w", stream, err)
+	}
+	var answer struct {
+		Error   *jetstream.APIError `json:"error"`
+		Message *struct {
+			Subject string    `json:"subject"`
+			Seq     uint64    `json:"seq"`
+			Header  []byte    `json:"hdrs"`
+			Data    []byte    `json:"data"`
+			Time    time.Time `json:"time"`
+		} `json:"message"`
+	}
+	if err := json.Unmarshal(m.Data, &answer); err != nil {
+		return Record{}, fmt.Errorf("decode read of %s: %w", stream, err)
+	}
+	switch {
+	case answer.Error != nil && answer.Error.ErrorCode == jetstream.JSErrCodeMessageNotFound:
+		return Record{}, fmt.Errorf("read %s %s%s: %w", stream, q.LastFor, q.NextFor, goal.ErrNotFound)
+	case answer.Error != nil:
+		return Record{}, fmt.Errorf("read %s: %w", stream, answer.Error)
+	case answer.Message == nil:
+		return Record{}, fmt.Errorf("read %s: the answer holds no message", stream)
+	}
+	got := answer.Message
+	r := Record{Subject: got.Subject, Data: got.Data, Seq: got.Seq, Time: got.Time}
+	if len(got.Header) > 0 {
+		if r.Header, err = nats.DecodeHeadersMsg(got.Header); err != nil {
+			return Record{}, fmt.Errorf("decode headers of %s: %w", got.Subject, err)
+		}
+	}
+	return r, nil
+}
+
+// directRecord is the record in the answer to a direct get.
+func directRecord(m *nats.Msg) (Record, error) {
+	if len(m.Data) == 0 {
+		switch status := m.Header.Get("Status"); status {
+		case "":
+		case "404":
+			return Record{}, goal.ErrNotFound
+		case "503":
+			return Record{}, nats.ErrNoResponders
+		default:
+			return Record{}, fmt.Errorf("status %s %s", status, m.Header.Get("Description"))
+		}
+	}
+	seq, err := strconv.ParseUint(m.Header.Get(jetstream.SequenceHeader), 10, 64)
+	if err != nil {
+		return Record{}, fmt.Errorf("sequence of the answer: %w", err)
+	}
+	at, err := time.Parse(time.RFC3339Nano, m.Header.Get(jetstream.TimeStampHeaer))
+	if err != nil {
+		return Record{}, fmt.Errorf("time of the answer: %w", err)
+	}
+	return Record{Subject: m.Header.Get(jetstream.SubjectHeader), Data: m.Data, Seq: seq, Time: at, Header: m.Header}, nil
+}
+
+// readBatch is how many messages one request asks for.
+const readBatch = 256
+
+// readAll is every record that matches filter, in the order of the stream, as
+// the leader has them: one round trip for most tasks, and on replicated
+// streams a second one that looks whether the replica was behind.
+func (s *Store) readAll(ctx context.Context, stream, filter string) ([]Record, error) {
+	ctx, cancel := bounded(ctx, callTimeout)
+	defer cancel()
+	var all []Record
+	from := uint64(1)
+	for {
+		part, more, err := s.readPart(ctx, stream, filter, from)
+		if err != nil {
+			return nil, fmt.Errorf("read all %s: %w", filter, err)
+		}
+		all = append(all, part...)
+		if len(part) > 0 {
+			from = part[len(part)-1].Seq + 1
+		}
+		if !more {
+			break
+		}
+	}
+	if s.conf.Replicas == 1 {
+		return all, nil
+	}
+	return s.catchUp(ctx, stream, filter, from, all)
+}
+
+// catchUp appends what the leader holds beyond the records in all.
+func (s *Store) catchUp(ctx context.Context, stream, filter string, from uint64, all []Record) ([]Record, error) {
+	last, err := s.leaderLast(ctx, stream, filter)
+	if errors.Is(err, goal.ErrNotFound) {
+		return all, nil
+	}
+	for err == nil && from <= last.Seq {
+		var r Record
+		r, err = s.read(ctx, func(ctx context.Context) (Record, error) {
+			return s.leaderGet(ctx, stream, msgRequest{Seq: from, NextFor: filter})
+		})
+		if errors.Is(err, goal.ErrNotFound) {
+			return all, nil
+		}
+		if err == nil {
+			all, from = append(all, r), r.Seq+1
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read all %s: %w", filter, err)
+	}
+	return all, nil
+}
+
+// readPart repeats a batch that got no whole answer until ctx ends.
+func (s *Store) readPart(ctx context.Context, stream, filter string, from uint64) (part []Record, more bool, err error) {
+	for attempt := 0; ; attempt++ {
+		part, more, err = s.readPartOnce(ctx, stream, filter, from)
+		if err == nil {
+			return part, more, nil
+		}
+		if classify(err) != writeRetry || !pause(ctx, attempt) {
+			return nil, false, fault(err)
+		}
+	}
+}
+
+func (s *Store) readPartOnce(ctx context.Context, stream, filter string, from uint64) ([]Record, bool, error) {
+	ctx, cancel := attemptContext(ctx)
+	defer cancel()
+	body, err := json.Marshal(msgRequest{Seq: from, NextFor: filter, Batch: readBatch})
+	if err != nil {
+		return nil, false, fmt.Errorf("encode read: %w", err)
+	}
+	inbox := s.nc.NewInbox()
+	sub, err := s.nc.SubscribeSync(inbox)
+	if err != nil {
+		return nil, false, fmt.Errorf("subscribe: %w", err)
+	}
+	defer func() { _ = sub.Unsubscribe() }() // fails only when the connection is gone
+	if err := s.nc.PublishRequest("$JS.API.DIRECT.GET."+stream, inbox, body); err != nil {
+		return nil, false, fmt.Errorf("ask: %w", err)
+	}
+	var part []Record
+	previous := "0"
+	for {
+		m, err := sub.NextMsgWithContext(ctx)
+		if err != nil {
+			return nil, false, fmt.Errorf("answer: %w", err)
+		}
+		// A reconnect may swallow a part of the answer: a journal with a hole
+		// must not be taken for a whole one.
+		if before := m.Header.Get(jetstream.LastSequenceHeader); before != "" && before != previous {
+			return nil, false, fmt.Errorf("answer has a gap after %s: %w", previous, nats.ErrTimeout)
+		}
+		if len(m.Data) == 0 && m.Header.Get("Status") == "204" {
+			pending, err := strconv.ParseUint(m.Header.Get("Nats-Num-Pending"), 10, 64)
+			if err != nil {
+				return nil, false, fmt.Errorf("end of batch: %w", err)
+			}
+			return part, pending > 0 && len(part) > 0, nil
+		}
+		r, err := directRecord(m)
+		if errors.Is(err, goal.ErrNotFound) {
+			return part, false, nil
+		}
+		if err != nil {
+			return nil, false, fmt.Errorf("answer: %w", err)
+		}
+		part = append(part, r)
+		previous = m.Header.Get(jetstream.SequenceHeader)
+	}
+}
