@@ -1,0 +1,153 @@
+package ingest
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
+)
+
+// getEvents is GET /v1/tasks/{id}/events: what is in the journal, then what is
+// appended to it, until the terminal event. The watch begins before the journal
+// is read, so that nothing falls between the two.
+func (s *Server) getEvents(w http.ResponseWriter, r *http.Request, who Principal) error {
+	id, err := taskOf(r)
+	if err != nil {
+		return err
+	}
+	after, err := lastEventID(r)
+	if err != nil {
+		return err
+	}
+	watcher, err := s.hub.watch(who.Tenant, id, false)
+	if err != nil {
+		return err
+	}
+	defer s.hub.forget(watcher)
+	snap, err := s.load(r.Context(), who.Tenant, id)
+	if err != nil {
+		return err
+	}
+	if ended(snap, after) {
+		w.WriteHeader(http.StatusNoContent) // tells an EventSource not to come back
+		return nil
+	}
+	h := w.Header()
+	h.Set("Content-Type", "text/event-stream")
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Accel-Buffering", "no")
+	w.WriteHeader(http.StatusOK)
+	st := stream{s: s, w: w, rc: http.NewResponseController(w), tenant: who.Tenant, id: id, last: after}
+	// Only now may errors no longer become a problem: the answer has begun.
+	st.run(r.Context(), watcher, snap, after == 0)
+	return nil
+}
+
+// lastEventID is where the caller goes on: its Last-Event-ID header, or ?after.
+func lastEventID(r *http.Request) (int, error) {
+	if id := r.Header.Get("Last-Event-ID"); id != "" {
+		n, err := strconv.ParseUint(id, 10, 31)
+		if err != nil {
+			return 0, plainProblem(http.StatusBadRequest, "Last-Event-ID must be the number of an event")
+		}
+		return int(n), nil
+	}
+	return number(r, "after", 0)
+}
+
+// ended reports whether the caller has seen the task's terminal event.
+func ended(snap goal.Snapshot, after int) bool {
+	for _, e := range snap.Events {
+		if e.Type == goal.TaskEnded && e.N <= after {
+			return true
+		}
+	}
+	return false
+}
+
+// stream is one caller's event stream.
+type stream struct {
+	s          *Server
+	w          http.ResponseWriter
+	rc         *http.ResponseController
+	tenant, id string
+	last       int // number of the last event that was sent
+	buf        []byte
+}
+
+// run sends until the terminal event, the caller's end, the server's drain, or
+// until the caller lags too far behind.
+func (st *stream) run(ctx context.Context, watcher *watcher, snap goal.Snapshot, notes bool) {
+	if done := st.catchUp(snap, notes); done {
+		return
+	}
+	beat := time.NewTicker(st.s.cfg.Heartbeat)
+	defer beat.Stop()
+	for {
+		select {
+		case frames, ok := <-watcher.frames:
+			if !ok || st.live(ctx, frames) {
+				return
+			}
+		case <-beat.C:
+			if st.send([]byte(": still here\n\n")) != nil {
+				return
+			}
+		case <-st.s.drained:
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// catchUp sends what the journal holds beyond last. Notes have no number to
+// resume from; they are sent to callers that begin at the start.
+func (st *stream) catchUp(snap goal.Snapshot, notes bool) (done bool) {
+	return st.emit(framesOf(snap.Events), notes)
+}
+
+// live sends what the tail brought. A gap means that the tail began later than
+// the journal was read, or was cut off: the journal fills it.
+func (st *stream) live(ctx context.Context, frames []frame) (done bool) {
+	for _, f := range frames {
+		if f.n > st.last+1 {
+			snap, err := st.s.load(ctx, st.tenant, st.id)
+			if err != nil {
+				return true // the caller comes back with the number it has
+			}
+			if st.catchUp(snap, false) {
+				return true
+			}
+			break
+		}
+	}
+	return st.emit(frames, true)
+}
+
+// emit sends the frames that were not sent yet, in one write.
+func (st *stream) emit(frames []frame, notes bool) (done bool) {
+	st.buf = st.buf[:0]
+	for _, f := range frames {
+		if f.n == 0 && !notes || f.n > 0 && f.n <= st.last {
+			continue
+		}
+		st.buf = append(st.buf, f.text...)
+		if f.n > 0 {
+			st.last, done = f.n, f.last
+		}
+	}
+	return st.send(st.buf) != nil || done
+}
+
+func (st *stream) send(p []byte) error {
+	_ = st.rc.SetWriteDeadline(time.Now().Add(frameTimeout)) // not every writer has one
+	if len(p) > 0 {
+		if _, err := st.w.Write(p); err != nil {
+			return err //nolint:wrapcheck // ends the stream, is shown to nobody
+		}
+	}
+	return st.rc.Flush() //nolint:wrapcheck // ends the stream, is shown to nobody
+}
