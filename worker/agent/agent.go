@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"time"
 
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
@@ -108,6 +109,9 @@ type Call struct {
 	Traceparent string
 }
 
+// ErrUnknownTool is what a toolbox answers for a tool that it does not have.
+var ErrUnknownTool = errors.New("unknown tool")
+
 // Toolbox is the tools of one environment. All methods may be called
 // concurrently.
 type Toolbox interface {
@@ -115,8 +119,10 @@ type Toolbox interface {
 	List(ctx context.Context) ([]ToolSpec, error)
 	// Call dispatches a call, with its own retries, and reports how it went.
 	// A tool's own error is an outcome, not an error. An error means that
-	// nothing was sent: unknown tool, or arguments that its schema refuses
-	// (*ArgumentsError).
+	// nothing was sent: unknown tool (ErrUnknownTool), or arguments that its
+	// schema refuses (*ArgumentsError). When ctx ends while a call is under way,
+	// the outcome is CallTimeout or CallUnknown, not an error. A lost answer of
+	// an unsafe tool is CallUnknown, never CallUnavailable.
 	Call(ctx context.Context, c Call) (goal.Outcome, error)
 }
 
@@ -170,6 +176,9 @@ type Environment struct {
 type Journal interface {
 	Append(ctx context.Context, events ...goal.Event) error
 }
+
+// ErrBalance is what Reserve answers when a tenant's tokens are used up.
+var ErrBalance = errors.New("the token balance is used up")
 
 // Balance is a tenant's token balance. Reserve before a planner call, settle
 // after it; never negative under concurrency. Both may be repeated with the
