@@ -157,8 +157,10 @@ type Due struct {
 	// delivery's record may not exist yet.
 	Webhook *Webhook
 	Source  uint64
-	// Ack ends the turn, Extend keeps it from being given to another. Both may
-	// be called again, and at the same time.
-	Ack    func(ctx context.Context) error
-	Extend func() error
+	// Ack ends the turn, Extend keeps it from being given to another, Release
+	// gives it back so that it is given again at once. They may be called again,
+	// and at the same time.
+	Ack     func(ctx context.Context) error
+	Extend  func() error
+	Release func() error
 }

@@ -1,0 +1,3 @@
+package notifier_test
+
+func crashChild() bool { return false }
