@@ -188,6 +188,8 @@ func (t *treeDecoder) syntaxError(err error) error {
 		out.Detail = "the text begins with a byte order mark"
 	case errors.Is(err, jsontext.ErrDuplicateName):
 		out.Detail = "the member name is given twice"
+	case strings.HasPrefix(out.Detail, "invalid surrogate pair"):
+		out.Detail = "a string has half of a surrogate pair" // without its text: it may be cut anywhere
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		out.Detail = "the text ends before the value does"
 	case errors.Is(err, io.EOF):

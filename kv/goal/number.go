@@ -23,7 +23,11 @@ func parseDecimal(n string) (decimal, bool) {
 	mantissa, exp := rest, ""
 	if i := strings.IndexAny(rest, "eE"); i >= 0 {
 		mantissa, exp = rest[:i], rest[i+1:]
-		if exp = strings.TrimPrefix(exp, "+"); !digitsOnly(strings.TrimPrefix(exp, "-")) {
+		unsigned, plus := strings.CutPrefix(exp, "+")
+		if plus {
+			exp = unsigned
+		}
+		if !digitsOnly(strings.TrimPrefix(unsigned, "-")) || plus && unsigned[0] == '-' {
 			return d, false
 		}
 	}

@@ -40,6 +40,7 @@ func ParsePreConditions(raw json.RawMessage) (PreConditions, error) {
 	}
 	p, wrong := preConditionsOf(members)
 	if len(wrong) > 0 {
+		sortFaults(wrong)
 		return PreConditions{}, &wrong[0]
 	}
 	return p, nil
@@ -69,19 +70,19 @@ func preConditionsOf(members map[string]any) (PreConditions, []FieldError) {
 			p.Revisions = make(map[string]uint64, len(entities))
 			for entity, revision := range entities {
 				p.Revisions[entity], ok = natural(revision)
-				at := "/revisions" + pointerOf([]string{entity})
+				at := pointerOf([]string{"revisions", entity})
 				demand(ok, at, "must be a revision number")
 				demand(validEntity(entity), at, notAnEntity)
 			}
 		case "match":
 			p.Match, ok = v.(map[string]any)
 			demand(ok, "/match", "must be an object")
-			wrong = reservedNames(wrong, "/match", v)
+			wrong = reservedNames(wrong, []string{"match"}, v)
 		default:
 			p.Root[name] = v
 		}
 	}
-	return p, reservedNames(wrong, "", p.Root)
+	return p, reservedNames(wrong, nil, p.Root)
 }
 
 func isStateHash(s string) bool {

@@ -1,5 +1,11 @@
 package goal
 
+import (
+	"maps"
+	"slices"
+	"strings"
+)
+
 // ProblemType is the last part of a problem's type URI. The set is closed.
 type ProblemType string
 
@@ -59,14 +65,8 @@ var problems = map[ProblemType]problemInfo{
 	InternalError:          {500, "Internal error"},
 }
 
-// ProblemTypes lists every problem type.
-func ProblemTypes() []ProblemType {
-	out := make([]ProblemType, 0, len(problems))
-	for t := range problems {
-		out = append(out, t)
-	}
-	return out
-}
+// ProblemTypes lists every problem type, sorted.
+func ProblemTypes() []ProblemType { return slices.Sorted(maps.Keys(problems)) }
 
 // Problem is an RFC 9457 problem details object, and an error.
 type Problem struct {
@@ -99,12 +99,13 @@ func NewProblem(t ProblemType, detail string) *Problem {
 	return &Problem{Type: ProblemBase + string(t), Title: info.title, Status: info.status, Detail: detail}
 }
 
-// Kind is the problem's type without its base.
+// Kind is the problem's type without its base; empty for another's type.
 func (p *Problem) Kind() ProblemType {
-	if len(p.Type) > len(ProblemBase) {
-		return ProblemType(p.Type[len(ProblemBase):])
+	kind, ok := strings.CutPrefix(p.Type, ProblemBase)
+	if !ok {
+		return ""
 	}
-	return ""
+	return ProblemType(kind)
 }
 
 // Error implements error.

@@ -2,6 +2,7 @@ package goal
 
 import (
 	"bytes"
+	"cmp"
 	_ "embed"
 	"encoding/json"
 	"errors"
@@ -44,7 +45,7 @@ var compiled = sync.OnceValue(func() *jsonschema.Schema {
 // Limits of a problem's list of errors.
 const (
 	maxFieldErrors = 50
-	maxPointer     = 1024 // bytes; a longer one is cut to a parent's
+	maxPointer     = 1024 // bytes
 )
 
 // ParseGoal reads and checks a submitted goal and returns it with the
@@ -86,8 +87,16 @@ func malformed(err error) *Problem {
 	return p
 }
 
+// shortPointer is p or the nearest parent that is short enough to repeat.
+func shortPointer(p string) string {
+	for len(p) > maxPointer {
+		p = p[:strings.LastIndexByte(p, '/')]
+	}
+	return p
+}
+
 func invalid(faults []FieldError) *Problem {
-	slices.SortStableFunc(faults, func(a, b FieldError) int { return strings.Compare(a.Pointer, b.Pointer) })
+	sortFaults(faults)
 	p := NewProblem(GoalInvalid, "")
 	switch n := len(faults); {
 	case n == 1:
@@ -98,18 +107,13 @@ func invalid(faults []FieldError) *Problem {
 		p.Detail = fmt.Sprintf("%d places in the goal are wrong.", n)
 	}
 	p.Errors = slices.Clone(faults[:min(len(faults), maxFieldErrors)])
-	for i := range p.Errors {
-		p.Errors[i].Pointer = shortPointer(p.Errors[i].Pointer)
-	}
 	return p
 }
 
-// shortPointer is p or the nearest parent that is short enough to repeat.
-func shortPointer(p string) string {
-	for len(p) > maxPointer {
-		p = p[:strings.LastIndexByte(p, '/')]
-	}
-	return p
+func sortFaults(faults []FieldError) {
+	slices.SortFunc(faults, func(a, b FieldError) int {
+		return cmp.Or(strings.Compare(a.Pointer, b.Pointer), strings.Compare(a.Detail, b.Detail))
+	})
 }
 
 // rawMembers are the client's bytes of the members that a Goal keeps raw.
@@ -250,28 +254,29 @@ func plainNumber(n json.Number) json.Number {
 
 // appendFaults lists the leaves of a validation error.
 func appendFaults(faults []FieldError, e *jsonschema.ValidationError) []FieldError {
-	at := pointerOf(e.InstanceLocation)
+	at := e.InstanceLocation
 	switch k := e.ErrorKind.(type) {
 	case *kind.Required:
-		for _, name := range k.Missing {
-			faults = append(faults, FieldError{at + pointerOf([]string{name}), "is required"})
-		}
-		return faults
+		return appendMembers(faults, at, k.Missing, "is required")
 	case *kind.AdditionalProperties:
 		detail := "is not a known member"
-		if at == "/pre_conditions/revisions" {
+		if slices.Equal(at, []string{"pre_conditions", "revisions"}) {
 			detail = notAnEntity
 		}
-		for _, name := range k.Properties {
-			faults = append(faults, FieldError{at + pointerOf([]string{name}), detail})
-		}
-		return faults
+		return appendMembers(faults, at, k.Properties, detail)
 	}
 	if len(e.Causes) == 0 {
-		return append(faults, FieldError{at, describe(e.ErrorKind)})
+		return append(faults, FieldError{pointerOf(at), describe(e.ErrorKind)})
 	}
 	for _, cause := range e.Causes {
 		faults = appendFaults(faults, cause)
+	}
+	return faults
+}
+
+func appendMembers(faults []FieldError, at, names []string, detail string) []FieldError {
+	for _, name := range names {
+		faults = append(faults, FieldError{pointerOf(append(slices.Clone(at), name)), detail})
 	}
 	return faults
 }
@@ -314,10 +319,14 @@ func count(n int, noun string) string {
 
 var pointerEscapes = strings.NewReplacer("~", "~0", "/", "~1")
 
-// pointerOf is the RFC 6901 pointer of a path.
+// pointerOf is the RFC 6901 pointer of a path, or of the nearest parent that is
+// short enough: thousands of faults below one long name must stay cheap.
 func pointerOf(path []string) string {
 	var b strings.Builder
 	for _, name := range path {
+		if b.Len()+1+len(name) > maxPointer {
+			break
+		}
 		b.WriteByte('/')
 		_, _ = pointerEscapes.WriteString(&b, name)
 	}
@@ -327,7 +336,7 @@ func pointerOf(path []string) string {
 // checkMeaning finds what a schema cannot say.
 func checkMeaning(root map[string]any) []FieldError {
 	objective := root["goal"].(map[string]any)
-	faults := reservedNames(nil, "/goal/target_state", objective["target_state"])
+	faults := reservedNames(nil, []string{"goal", "target_state"}, objective["target_state"])
 	if members, ok := root["pre_conditions"].(map[string]any); ok {
 		_, wrong := preConditionsOf(members)
 		for _, f := range wrong {
@@ -344,18 +353,17 @@ func checkMeaning(root map[string]any) []FieldError {
 
 // reservedNames finds the members whose names begin with $, which are kept for
 // later. What lies in an array is data and may be named as it likes.
-func reservedNames(faults []FieldError, at string, v any) []FieldError {
+func reservedNames(faults []FieldError, path []string, v any) []FieldError {
 	members, ok := v.(map[string]any)
 	if !ok {
 		return faults
 	}
 	for name, w := range members {
+		at := append(path, name) //nolint:gocritic // overwritten by the next name, after its last use
 		if strings.HasPrefix(name, "$") {
-			faults = append(faults, FieldError{at + pointerOf([]string{name}), "begins with $, which is reserved"})
-			continue
-		}
-		if _, ok := w.(map[string]any); ok {
-			faults = reservedNames(faults, at+pointerOf([]string{name}), w)
+			faults = append(faults, FieldError{pointerOf(at), "begins with $, which is reserved"})
+		} else {
+			faults = reservedNames(faults, at, w)
 		}
 	}
 	return faults

@@ -118,7 +118,7 @@ func RedactURL(raw string) string {
 		return ""
 	}
 	u, err := url.Parse(raw)
-	if err != nil {
+	if err != nil || u.Opaque != "" { // an opaque part may hold a password
 		return "(unreadable)"
 	}
 	u.User, u.RawQuery, u.ForceQuery, u.Fragment, u.RawFragment = nil, "", false, "", ""

@@ -1,0 +1,4 @@
+package goal
+
+// JoinedKey is ToolCallKey without its checks, to show what they are for.
+var JoinedKey = joinedKey
