@@ -97,7 +97,7 @@ type Notifier struct {
 	held         chan struct{} // one token per turn held
 
 	mu     sync.Mutex
-	active map[string]bool // turns being worked at
+	active map[string]chan struct{} // turns being worked at; closed at their end
 }
 
 // New checks the settings. It starts nothing.
@@ -134,7 +134,7 @@ func New(c Config) (*Notifier, error) {
 	p := newDestinations()
 	n := &Notifier{
 		conf: c, log: c.Log, guard: c.Guard, transport: c.Transport, userAgent: "Goalkeeper-Webhooks/" + c.Version,
-		secrets: c.Secrets, destinations: p, metrics: newMetrics(p), held: make(chan struct{}, maxHeld), active: map[string]bool{},
+		secrets: c.Secrets, destinations: p, metrics: newMetrics(p), held: make(chan struct{}, maxHeld), active: map[string]chan struct{}{},
 	}
 	if err := n.metrics.register(c.Registerer); err != nil {
 		return nil, err
@@ -206,13 +206,9 @@ func pause(ctx context.Context, d time.Duration) {
 // is not acknowledged: the feed gives it again, and every step before can be
 // repeated.
 func (n *Notifier) serve(ctx, work context.Context, due goal.Due) {
-	if !n.enter(due) {
-		return
-	}
-	defer n.exit(due)
 	stop := n.keep(work, due)
 	defer stop()
-	err := n.turn(ctx, work, due)
+	err := n.one(ctx, work, due)
 	if err == nil {
 		ackCtx, cancel := context.WithTimeout(context.WithoutCancel(work), recordTimeout)
 		defer cancel()
@@ -230,23 +226,44 @@ func (n *Notifier) serve(ctx, work context.Context, due goal.Due) {
 	}
 }
 
-// enter keeps two turns of one kind of one delivery from running at the same
-// time in this process; the second comes again and finds what the first has done.
-func (n *Notifier) enter(due goal.Due) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	k := activeKey(due)
-	if n.active[k] {
-		return false
+// one does the turn when no other of its kind runs.
+func (n *Notifier) one(ctx, work context.Context, due goal.Due) error {
+	if !n.enter(ctx, due) {
+		return context.Cause(ctx)
 	}
-	n.active[k] = true
-	return true
+	defer n.exit(due)
+	return n.turn(ctx, work, due)
+}
+
+// enter makes turns of one kind of one delivery run one after the other in this
+// process: the second finds what the first has done. It reports false when ctx
+// ended first.
+func (n *Notifier) enter(ctx context.Context, due goal.Due) bool {
+	k := activeKey(due)
+	for {
+		n.mu.Lock()
+		other := n.active[k]
+		if other == nil {
+			n.active[k] = make(chan struct{})
+		}
+		n.mu.Unlock()
+		if other == nil {
+			return true
+		}
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return false
+		}
+	}
 }
 
 func (n *Notifier) exit(due goal.Due) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	delete(n.active, activeKey(due))
+	k := activeKey(due)
+	close(n.active[k])
+	delete(n.active, k)
 }
 
 func activeKey(due goal.Due) string { return due.Tenant + " " + due.ID + " " + due.Request }
