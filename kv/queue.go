@@ -93,8 +93,12 @@ func (s *Store) ensureWorkers(ctx context.Context, tenant string) error {
 // deliveries to inboxes that are gone.
 const fetchWait = 30 * time.Second
 
+// fetchHeartbeat tells that the pull is still there: a server that was
+// restarted has forgotten it.
+const fetchHeartbeat = 5 * time.Second
+
 // Next waits for a goal and takes exactly one. It ends with ctx, whose error it
-// then returns; goal.ErrUnavailable means that the store does not answer and
+// then returns (a goal that was on its way comes again after AckWait); goal.ErrUnavailable means that the store does not answer and
 // that Next may be called again, after a pause.
 func (q *Queue) Next(ctx context.Context) (*Delivery, error) {
 	for {
@@ -106,7 +110,7 @@ func (q *Queue) Next(ctx context.Context) (*Delivery, error) {
 		case err == nil:
 		case ctx.Err() != nil:
 			return nil, context.Cause(ctx)
-		case errors.Is(err, nats.ErrTimeout), errors.Is(err, jetstream.ErrNoMessages):
+		case errors.Is(err, nats.ErrTimeout), errors.Is(err, jetstream.ErrNoMessages), errors.Is(err, context.DeadlineExceeded):
 			continue
 		default:
 			return nil, fmt.Errorf("next goal of %s: %w", q.tenant, unavailable(err))
@@ -120,7 +124,16 @@ func (q *Queue) Next(ctx context.Context) (*Delivery, error) {
 func (q *Queue) fetch(ctx context.Context) (jetstream.Msg, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchWait)
 	defer cancel()
-	return q.consumer.Next(jetstream.FetchContext(ctx), jetstream.FetchHeartbeat(5*time.Second))
+	end, _ := ctx.Deadline()
+	left := time.Until(end)
+	if left <= 0 {
+		return nil, context.DeadlineExceeded
+	}
+	opts := []jetstream.FetchOpt{jetstream.FetchContext(ctx)}
+	if left > 3*fetchHeartbeat {
+		opts = append(opts, jetstream.FetchHeartbeat(fetchHeartbeat))
+	}
+	return q.consumer.Next(opts...)
 }
 
 // open decodes a delivery. What nobody can read is logged and taken out, except

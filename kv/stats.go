@@ -71,11 +71,12 @@ func (s *Store) gauge(tenant string) *queueGauge {
 	return g
 }
 
-// queueFull reports whether the tenant has its maximum of unfinished goals.
-// Several processes may pass it by what they accept within gaugeAge.
-func (s *Store) queueFull(ctx context.Context, tenant string) (bool, error) {
+// reserve takes room for one more goal of the tenant, unless it has its maximum
+// of unfinished ones. Several processes may pass that by what they accept
+// within gaugeAge.
+func (s *Store) reserve(ctx context.Context, tenant string) (bool, error) {
 	if s.conf.MaxQueued == 0 {
-		return false, nil
+		return true, nil
 	}
 	g := s.gauge(tenant)
 	g.mu.Lock()
@@ -88,8 +89,16 @@ func (s *Store) queueFull(ctx context.Context, tenant string) (bool, error) {
 		g.length, g.read = int(info.NumPending)+info.NumAckPending, time.Now() //nolint:gosec // far below
 	}
 	if g.length >= s.conf.MaxQueued {
-		return true, nil
+		return false, nil
 	}
-	g.length++ // reserved for the caller; the next reading corrects it
-	return false, nil
+	g.length++ // until the next reading
+	return true, nil
+}
+
+// unreserve gives back what reserve took for a goal that was there already.
+func (s *Store) unreserve(tenant string) {
+	g := s.gauge(tenant)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.length = max(0, g.length-1)
 }

@@ -38,7 +38,9 @@ func (e *lostError) Error() string {
 	return fmt.Sprintf("last sequence of %s is %d", e.filter, e.record.Seq)
 }
 
-var errMaxed = errors.New("the subject or the stream holds its maximum")
+// errMaxed is goal.ErrFull of a subject or of a stream; the server tells them
+// apart by its text only.
+var errMaxed = fmt.Errorf("%w: the subject or the stream holds its maximum", goal.ErrFull)
 
 // create stores a record under a subject that has none: goal.ErrExists when it
 // has, unless it is what a lost answer of this very call stored. A removed or

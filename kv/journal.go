@@ -1,0 +1,234 @@
+package kv
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
+)
+
+// journalRead is a task's journal as it was read.
+type journalRead struct {
+	events  []goal.Event
+	last    Record // the last message on the filter, of whatever incarnation
+	ended   bool   // the terminal batch is there
+	foreign bool   // there are messages of another incarnation of the task
+}
+
+// readJournal reads the journal by the word of the leader. Messages of another
+// incarnation are left out, but count for the fence.
+func (s *Store) readJournal(ctx context.Context, acc goal.Accepted) (journalRead, error) {
+	tenant, task := acc.Submission.Tenant, acc.Submission.TaskID
+	records, err := s.readAll(ctx, goal.EventsStream, goal.EventsFilter(tenant, task))
+	if err != nil {
+		return journalRead{}, err
+	}
+	var j journalRead
+	for _, r := range records {
+		j.last = r
+		if !ofGoal(r, acc) {
+			j.foreign = true
+			continue
+		}
+		b, err := decodeBatch(r)
+		if err != nil {
+			return journalRead{}, err
+		}
+		j.events = append(j.events, b.Events...)
+		j.ended = j.ended || r.Subject == goal.EndSubject(tenant, task)
+	}
+	return j, nil
+}
+
+// ofGoal reports whether the record belongs to this incarnation of the task.
+func ofGoal(r Record, acc goal.Accepted) bool {
+	return r.Header.Get(goalHeader) == strconv.FormatUint(acc.Seq, 10)
+}
+
+func decodeBatch(r Record) (goal.Batch, error) {
+	var b goal.Batch
+	if err := json.Unmarshal(r.Data, &b); err != nil {
+		return goal.Batch{}, fmt.Errorf("decode %s: %w", r.Subject, err)
+	}
+	if b.Version != goal.BatchVersion {
+		return goal.Batch{}, fmt.Errorf("decode %s: %w: %d", r.Subject, errVersion, b.Version)
+	}
+	return b, nil
+}
+
+// ttl is how long a record of the task is kept: to the end of the goal's
+// retention and a margin beyond.
+func ttl(acc goal.Accepted) time.Duration { return max(time.Until(acc.Expires), 0) + outlive }
+
+// current reports with goal.ErrFenced that acc is not the task's goal any more.
+func (s *Store) current(ctx context.Context, acc goal.Accepted) error {
+	tenant, task := acc.Submission.Tenant, acc.Submission.TaskID
+	r, err := s.getFresh(ctx, goal.GoalsStream(tenant), goal.QueueSubject(tenant, task))
+	if errors.Is(err, goal.ErrNotFound) || err == nil && r.Seq != acc.Seq {
+		return fmt.Errorf("goal %d of %s is gone: %w", acc.Seq, task, goal.ErrFenced)
+	}
+	return err
+}
+
+// Journal appends to one task's journal. It is not for concurrent use.
+type Journal struct {
+	s     *Store
+	acc   goal.Accepted
+	id    string // tells this journal's writes from those of other workers
+	last  uint64 // sequence that the next append must find
+	n     int    // number of the last event
+	ended bool
+	lost  bool // another has appended, or the outcome of an append is another's
+}
+
+// OpenJournal reads a task's journal and returns it with a Journal that goes on
+// from there. Whoever opened it before and appends later than this one's first
+// append is fenced. The events are durable.
+func (s *Store) OpenJournal(ctx context.Context, acc goal.Accepted) (*Journal, []goal.Event, error) {
+	ctx, cancel := bounded(ctx, callTimeout)
+	defer cancel()
+	task := acc.Submission.TaskID
+	read, err := s.readJournal(ctx, acc)
+	if err != nil {
+		return nil, nil, fmt.Errorf("open journal of %s: %w", task, err)
+	}
+	if read.foreign {
+		if err := s.current(ctx, acc); err != nil {
+			return nil, nil, fmt.Errorf("open journal of %s: %w", task, err)
+		}
+	}
+	if err := s.durableRecord(ctx, read.last); err != nil {
+		return nil, nil, fmt.Errorf("open journal of %s: %w", task, err)
+	}
+	j := &Journal{s: s, acc: acc, id: newNonce(), last: read.last.Seq, n: len(read.events), ended: read.ended}
+	return j, read.events, nil
+}
+
+// N is the number of the last event of the journal.
+func (j *Journal) N() int { return j.n }
+
+// Append stores the events as one record, numbered from N()+1, and returns when
+// they are durable. goal.ErrFenced: another has appended, or the task has ended,
+// and so will every later append; the caller stops at once. After
+// goal.ErrUnavailable the same events may be appended again, and are stored
+// once. goal.ErrTooLarge: nothing was sent.
+func (j *Journal) Append(ctx context.Context, events ...goal.Event) error {
+	if len(events) == 0 {
+		return nil
+	}
+	if err := j.append(ctx, events); err != nil {
+		return fmt.Errorf("append to %s: %w", j.acc.Submission.TaskID, err)
+	}
+	return nil
+}
+
+func (j *Journal) append(ctx context.Context, events []goal.Event) error {
+	if j.lost || j.ended {
+		return goal.ErrFenced
+	}
+	ctx, cancel := bounded(ctx, callTimeout)
+	defer cancel()
+	events = slices.Clone(events)
+	for i := range events {
+		events[i].N = j.n + 1 + i
+	}
+	seq, err := j.s.appendBatch(ctx, j.acc, goal.Batch{Events: events}, goal.LogSubject, j.id, j.last)
+	if errors.Is(err, goal.ErrFenced) {
+		j.lost = true
+	}
+	if err != nil {
+		return err
+	}
+	// The journal moves on only when the append is known to be durable: the
+	// same events again then make the same record, which is recognised.
+	if err := j.s.durable(ctx); err != nil {
+		return err
+	}
+	j.last, j.n = seq, j.n+len(events)
+	return nil
+}
+
+// appendBatch appends a batch that must follow the message of sequence last.
+// The log and the end are fenced on the same filter: a replicated stream checks
+// writes in flight by that name, so only then do they exclude one another.
+func (s *Store) appendBatch(ctx context.Context, acc goal.Accepted, b goal.Batch, subject func(tenant, task string) string, writer string, last uint64) (uint64, error) {
+	tenant, task := acc.Submission.Tenant, acc.Submission.TaskID
+	b.Version = goal.BatchVersion
+	data, err := goal.Marshal(b)
+	if err != nil {
+		return 0, err
+	}
+	w := write{
+		subject: subject(tenant, task), data: data, ttl: ttl(acc), goalSeq: acc.Seq,
+		nonce: digestKey(writer, string(data)), fenced: true, filter: goal.EventsFilter(tenant, task), last: last,
+	}
+	for {
+		ack, err := s.send(ctx, w)
+		var lost *lostError
+		switch {
+		case err == nil:
+			return ack.Sequence, nil
+		case !errors.As(err, &lost):
+			return 0, err
+		case lost.record.Seq >= w.last:
+			return 0, goal.ErrFenced
+		}
+		// Nobody has appended, but what was last has expired: the journal of an
+		// earlier goal of this id.
+		w.last = lost.record.Seq
+	}
+}
+
+// maxNotes bounds the notes of a task: whoever repeats a conflict does not grow
+// the store.
+const maxNotes = 100
+
+// Note records what others than the worker have to tell about a task, beside
+// its journal: a note never fences the worker. Notes have no number. The first
+// 100 of a task are kept; later ones are dropped without an error. A note that
+// is repeated after an error may be stored twice.
+func (s *Store) Note(ctx context.Context, acc goal.Accepted, e goal.Event) error {
+	ctx, cancel := bounded(ctx, callTimeout)
+	defer cancel()
+	tenant, task := acc.Submission.Tenant, acc.Submission.TaskID
+	have, err := s.readNotes(ctx, acc)
+	if err != nil {
+		return err
+	}
+	if len(have) >= maxNotes {
+		return nil
+	}
+	e.N = 0
+	data, err := goal.Marshal(goal.Batch{Version: goal.BatchVersion, Events: []goal.Event{e}})
+	if err != nil {
+		return fmt.Errorf("note on %s: %w", task, err)
+	}
+	_, _, err = s.putRecord(ctx, write{subject: goal.NoteSubject(tenant, task), data: data, ttl: ttl(acc), goalSeq: acc.Seq})
+	return err
+}
+
+// readNotes reads the task's notes from any replica: they may be a moment old.
+func (s *Store) readNotes(ctx context.Context, acc goal.Accepted) ([]goal.Event, error) {
+	subject := goal.NoteSubject(acc.Submission.Tenant, acc.Submission.TaskID)
+	records, _, err := s.readPart(ctx, goal.EventsStream, subject, 1)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", subject, err)
+	}
+	var notes []goal.Event
+	for _, r := range records {
+		if !ofGoal(r, acc) {
+			continue
+		}
+		b, err := decodeBatch(r)
+		if err != nil {
+			return nil, err
+		}
+		notes = append(notes, b.Events...)
+	}
+	return notes, nil
+}
