@@ -229,3 +229,9 @@ func wantHeader(t testing.TB, rec *httptest.ResponseRecorder, name, want string)
 		t.Errorf("%s = %q, want %q", name, got, want)
 	}
 }
+
+func recorded(h http.Handler, r *http.Request) *httptest.ResponseRecorder {
+	rec := httptest.NewRecorder()
+	h.ServeHTTP(rec, r)
+	return rec
+}

@@ -52,12 +52,11 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 }
 
 // request counts an answered request. The route is the pattern, never the path.
-func (m *metrics) request(r *http.Request, status int, took time.Duration) {
-	route := r.Pattern
+func (m *metrics) request(route, verb string, status int, took time.Duration) {
 	if route == "" {
 		route = "none"
 	}
-	m.requests.WithLabelValues(route, method(r.Method), strconv.Itoa(status)).Inc()
+	m.requests.WithLabelValues(route, method(verb), strconv.Itoa(status)).Inc()
 	m.took.WithLabelValues(route).Observe(took.Seconds())
 }
 

@@ -24,6 +24,7 @@ type statusWriter struct {
 	http.ResponseWriter
 
 	status int
+	route  string // pattern that the request was routed to
 }
 
 func (w *statusWriter) WriteHeader(status int) {
@@ -50,6 +51,16 @@ func noteStatus(w http.ResponseWriter, status int) {
 	}
 }
 
+// noteRoute remembers the pattern, which is known only below the router.
+func noteRoute(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if sw, ok := w.(*statusWriter); ok {
+			sw.route = r.Pattern
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
 // outermost gives every request an id, a time to be answered in, and an answer
 // even when its handler panics.
 func (s *Server) outermost(next http.Handler) http.Handler {
@@ -73,7 +84,7 @@ func (s *Server) outermost(next http.Handler) http.Handler {
 					"panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 				s.panicked(sw, r)
 			}
-			s.metrics.request(r, sw.status, time.Since(began))
+			s.metrics.request(sw.route, r.Method, sw.status, time.Since(began))
 		}()
 		next.ServeHTTP(sw, r)
 	})

@@ -15,6 +15,7 @@ type action func(w http.ResponseWriter, r *http.Request, who Principal) error
 
 func (s *Server) routes() (http.Handler, error) {
 	mux := chi.NewRouter()
+	s.mux = mux
 	mux.NotFound(s.notFound)
 	mux.MethodNotAllowed(s.methodNotAllowed(mux))
 	mux.Group(s.publicRoutes)
@@ -31,6 +32,7 @@ func (s *Server) routes() (http.Handler, error) {
 
 // publicRoutes need no key.
 func (s *Server) publicRoutes(r chi.Router) {
+	r.Use(noteRoute)
 	read(r, "/v1/schemas/goal.json", s.document("application/schema+json", goal.Schema()))
 	read(r, "/openapi.json", s.document("application/json", openAPI()))
 	read(r, "/healthz", s.healthz)
@@ -42,7 +44,7 @@ func (s *Server) publicRoutes(r chi.Router) {
 
 // callerRoutes need a key, where keys are configured.
 func (s *Server) callerRoutes(r chi.Router) {
-	r.Use(s.withPrincipal)
+	r.Use(noteRoute, s.withPrincipal)
 	r.Post("/v1/tasks", s.do(s.postTask))
 	read(r, "/v1/tasks", s.do(s.listTasks))
 	read(r, "/v1/tasks/{id}", s.do(s.getTask))

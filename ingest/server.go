@@ -6,12 +6,15 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/go-chi/chi/v5"
 )
 
 // Server is the HTTP API and the direct way in. Its methods may be called
 // concurrently.
 type Server struct {
 	cfg     Config
+	mux     chi.Routes
 	handler http.Handler
 	limits  *limits
 	metrics *metrics

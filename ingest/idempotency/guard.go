@@ -130,10 +130,19 @@ func (g *Guard) take(ctx context.Context, c *call, r *http.Request) (*claim, fou
 	ctx, cancel := g.storeContext(ctx)
 	defer cancel()
 	path, _ := target(r)
-	return g.ledger.claim(ctx, c.id, Record{
+	want := Record{
 		Fingerprint: c.fp, Owner: newOwner(), Tenant: c.tenant, KeyHint: hint(c.key),
 		Method: r.Method, Path: path, Started: now.UTC(), LeaseUntil: now.Add(g.cfg.Lease).UTC(),
-	}, g.leaseTTL())
+	}
+	cl, cur, err := g.ledger.claim(ctx, c.id, want, g.leaseTTL())
+	if err != nil {
+		// The claim may have been written all the same. Nothing ran, so it is
+		// taken back, above all where it would not expire.
+		g.retry(now.Add(g.cfg.Lease), func() {}, func(ctx context.Context) error {
+			return g.ledger.abandon(ctx, c.id, want.Owner)
+		})
+	}
+	return cl, cur, err
 }
 
 // leaseTTL is the time to live of a record whose call runs.

@@ -99,6 +99,20 @@ func (l ledger) claim(ctx context.Context, id string, want Record, ttl time.Dura
 	return nil, found{Record: &want}, nil
 }
 
+// abandon releases a call whose claim failed and may have been written.
+func (l ledger) abandon(ctx context.Context, id, owner string) error {
+	cur, err := l.read(ctx, id)
+	switch {
+	case errors.Is(err, goal.ErrNotFound):
+		return nil
+	case err != nil:
+		return err
+	case cur.Owner != owner || cur.State != InProgress:
+		return nil
+	}
+	return l.release(ctx, &claim{id: id, rec: *cur.Record, rev: cur.rev}, "the claim was not acknowledged")
+}
+
 // renew extends the holder's lease.
 func (l ledger) renew(ctx context.Context, c *claim, until time.Time, ttl time.Duration) error {
 	next := c.rec
@@ -133,7 +147,7 @@ func (l ledger) complete(ctx context.Context, c *claim, a Answer, ttl time.Durat
 		}
 	}
 	next := c.rec
-	next.State, next.Reason, next.LeaseUntil, next.Answer = Completed, "", time.Time{}, &a
+	next.State, next.LeaseUntil, next.Answer = Completed, time.Time{}, &a
 	return l.move(ctx, c, next, ttl)
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"math/rand/v2"
 	"net/http"
 	"runtime/debug"
 	"strconv"
@@ -283,35 +282,7 @@ func (x *execution) later(err error, move func(context.Context) error) {
 		end()
 		return
 	}
-	select {
-	case x.g.lateSlot <- struct{}{}:
-	default:
-		end()
-		return
-	}
-	ctx, cancel := context.WithDeadline(x.g.ctx, x.proven.Add(x.g.cfg.Lease))
-	x.g.late.Go(func() {
-		defer func() { <-x.g.lateSlot }()
-		defer cancel()
-		defer end()
-		for pause := 250 * time.Millisecond; ; pause = min(2*pause, x.g.cfg.StoreTimeout) {
-			select {
-			case <-time.After(pause/2 + rand.N(pause)): //nolint:gosec // jitter
-			case <-ctx.Done():
-				return
-			}
-			err := x.try(ctx, move)
-			if err == nil || errors.Is(err, errLost) {
-				return
-			}
-		}
-	})
-}
-
-func (x *execution) try(ctx context.Context, move func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, x.g.cfg.StoreTimeout)
-	defer cancel()
-	return move(ctx)
+	x.g.retry(x.proven.Add(x.g.cfg.Lease), end, move)
 }
 
 // sendUnstored sends an answer that is not kept.

@@ -1,0 +1,5 @@
+package idempotency
+
+const childEnv = "GOALKEEPER_TEST_GATEWAY"
+
+func runChild() {}
