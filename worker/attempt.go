@@ -1,0 +1,287 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
+	"github.com/goalkeeper-dev/goalkeeper/worker/agent"
+)
+
+// errLockLost is the cause with which an attempt is stopped when its lease is
+// gone: a successor may be at work.
+var errLockLost = errors.New("lease was lost")
+
+// settleTime bounds the writes that end an attempt, also while draining.
+const settleTime = 30 * time.Second
+
+// Points of crash injection around the settling; those inside the loop are
+// named in worker/agent.
+const (
+	PointTaken    = "taken"
+	PointLocked   = "locked"
+	PointSettled  = "settled"
+	PointReleased = "released"
+	PointAcked    = "acked"
+)
+
+// Points lists every crash point, in order.
+func Points() []string {
+	return []string{PointTaken, PointLocked, PointSettled, PointReleased, PointAcked}
+}
+
+// attempt is one worker's try at one goal.
+type attempt struct {
+	w   *Worker
+	job Job
+	acc goal.Accepted
+	log *slog.Logger
+	// cancelled is done when the task's cancellation was asked for.
+	cancelled context.Context //nolint:containedctx // a signal, handed to the loop as one
+	askCancel context.CancelFunc
+}
+
+// handle drives one delivered goal as far as it gets: to its end, or to a
+// reason to leave it to a later delivery. ctx is the working context.
+func (w *Worker) handle(ctx context.Context, job Job) {
+	acc := job.Accepted()
+	a := &attempt{
+		w: w, job: job, acc: acc,
+		log: w.cfg.Log.With("task", acc.Submission.TaskID, "tenant", acc.Submission.Tenant),
+	}
+	a.cancelled, a.askCancel = context.WithCancel(context.Background())
+	defer a.askCancel()
+	w.hook(PointTaken)
+	err := a.run(ctx)
+	var locked *goal.LockedError
+	switch {
+	case err == nil:
+	case errors.As(err, &locked):
+		// The holder is alive, or its lease ends soon: look again then.
+		w.giveBack(ctx, job, min(locked.Left+10*time.Millisecond, time.Second))
+	case errors.Is(err, goal.ErrFenced), errors.Is(err, errLockLost):
+		// A successor has the goal: say nothing more about it.
+		a.log.WarnContext(ctx, "superseded, leaving the goal to its successor", "error", err)
+		w.observe(func(o Observer) { o.LockLost(acc.Submission.Tenant) })
+	case errors.Is(err, errDrained), errors.Is(err, agent.ErrStopped):
+		w.giveBack(ctx, job, 0)
+	default:
+		a.log.ErrorContext(ctx, "attempt failed, the goal stays queued", "error", err)
+		w.giveBack(ctx, job, time.Second)
+	}
+}
+
+// run takes the lease, works, settles, releases and acknowledges, in that
+// order: each step may be repeated, and the acknowledgement comes last.
+func (a *attempt) run(ctx context.Context) error {
+	w, sub := a.w, a.acc.Submission
+	lock, err := w.cfg.Store.Lock(ctx, sub.Tenant, sub.TaskID, w.cfg.Name, w.cfg.AckWait)
+	if err != nil {
+		return fmt.Errorf("lock: %w", err)
+	}
+	w.hook(PointLocked)
+	ctx, cancelWork := context.WithCancelCause(ctx)
+	defer cancelWork(nil)
+	stopBeating := a.keepAlive(ctx, cancelWork, lock)
+	res, n, err := a.work(ctx)
+	if err == nil {
+		err = a.settle(ctx, res, n)
+	}
+	stopBeating()
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause // why the work was stopped says more than that it was
+	}
+	if errors.Is(err, goal.ErrFenced) || errors.Is(err, errLockLost) {
+		return err // not ours any more: neither release nor acknowledge
+	}
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
+	defer cancel()
+	if rerr := lock.Release(end); rerr != nil {
+		// The lease ends by itself; until then nobody else can start.
+		a.log.WarnContext(ctx, "releasing the lease failed", "error", rerr)
+	}
+	if err != nil {
+		return err
+	}
+	w.hook(PointReleased)
+	if err := a.job.Ack(end); err != nil {
+		// Delivered again, the result is found and the rest is repeated.
+		a.log.WarnContext(ctx, "acknowledging failed", "error", err)
+	}
+	w.hook(PointAcked)
+	return nil
+}
+
+// keepAlive renews the lease and the delivery every third of AckWait until the
+// returned function is called, which waits for the goroutine. It cancels the
+// work with errLockLost when the lease is gone, or could not be renewed before
+// it ran out.
+func (a *attempt) keepAlive(ctx context.Context, cancel context.CancelCauseFunc, lock Lock) (stop func()) {
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		every := a.w.cfg.AckWait / 3
+		tick := time.NewTicker(every)
+		defer tick.Stop()
+		renewed := time.Now()
+		for {
+			select {
+			case <-quit:
+				return
+			case <-tick.C:
+			}
+			a.w.beat(ctx, a.job)
+			rctx, rcancel := context.WithTimeout(context.WithoutCancel(ctx), every)
+			err := lock.Renew(rctx)
+			rcancel()
+			switch {
+			case err == nil:
+				renewed = time.Now()
+			case errors.Is(err, goal.ErrFenced), time.Since(renewed) >= a.w.cfg.AckWait:
+				cancel(fmt.Errorf("%w: %w", errLockLost, err))
+				return
+			default:
+				a.log.WarnContext(ctx, "renewing the lease failed, trying again", "error", err)
+			}
+		}
+	}()
+	var once sync.Once
+	return func() {
+		once.Do(func() { close(quit) })
+		<-done
+	}
+}
+
+// work returns the result of the goal, the one that is stored already or the
+// one of running it, and how many events its journal holds.
+func (a *attempt) work(ctx context.Context) (goal.Result, int, error) {
+	w, sub := a.w, a.acc.Submission
+	journal, history, err := w.cfg.Store.OpenJournal(ctx, a.acc)
+	if err != nil {
+		return goal.Result{}, 0, fmt.Errorf("open the journal: %w", err)
+	}
+	if res, err := w.cfg.Store.Result(ctx, a.acc); err != nil {
+		return goal.Result{}, 0, fmt.Errorf("look for a result: %w", err)
+	} else if res != nil {
+		return *res, len(history), nil // settled before a crash, or cancelled while queued
+	}
+	if sub.Refused != nil {
+		return a.refused(), len(history), nil
+	}
+	if len(history) == 0 && time.Now().After(a.acc.Expires.Add(-queueMargin)) {
+		return a.failed(goal.QueueExpired, "the goal could not start before the end of its retention came near"), 0, nil
+	}
+	env, ok := w.cfg.Environments.Environment(sub.Tenant, sub.Goal.EnvironmentName())
+	if !ok {
+		return a.failed(goal.InvalidGoal, "environment "+sub.Goal.EnvironmentName()+" is not configured here"), len(history), nil
+	}
+	w.observe(func(o Observer) { o.Taken(sub.Tenant, time.Since(a.acc.At), len(history) > 0) })
+	w.track(a)
+	defer w.untrack(a)
+	counted := &counting{Journal: journal, n: len(history)}
+	task := agent.Task{
+		Accepted: a.acc, History: history, Roles: sub.Roles, Worker: w.cfg.Name, Redelivered: a.job.Redelivered(),
+	}
+	res, err := agent.Run(ctx, task, env, counted, agent.Options{
+		Balance: w.cfg.Balance, Cancel: a.cancelled, Stop: w.draining, Hook: func(p agent.Point) { w.hook(string(p)) },
+		// The message that cancels at once may be lost; the marker is not.
+		Cancelled: func(ctx context.Context) (bool, error) { return w.cfg.Store.CancelAsked(ctx, a.acc) },
+	})
+	return res, counted.n, err
+}
+
+// counting counts the events of a journal.
+type counting struct {
+	agent.Journal
+	n int
+}
+
+// Append implements agent.Journal.
+func (c *counting) Append(ctx context.Context, events ...goal.Event) error {
+	if err := c.Journal.Append(ctx, events...); err != nil {
+		return err
+	}
+	c.n += len(events)
+	return nil
+}
+
+func (a *attempt) settle(ctx context.Context, res goal.Result, n int) error {
+	// The outcome is known: draining must not lose it.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
+	defer cancel()
+	won, err := a.w.cfg.Store.Settle(ctx, a.acc, res, n)
+	if err != nil {
+		return fmt.Errorf("settle: %w", err)
+	}
+	a.w.hook(PointSettled)
+	took := time.Since(a.acc.At)
+	a.w.observe(func(o Observer) { o.Settled(a.acc.Submission.Tenant, won, took) })
+	a.log.InfoContext(ctx, "settled", "status", won.Status, "reason", won.Reason, "steps", won.Usage.Steps, "took", took)
+	return nil
+}
+
+// refused is the result of a direct submission that could not be admitted.
+func (a *attempt) refused() goal.Result {
+	p := a.acc.Submission.Refused
+	r := a.failed(refusalReason(p.Kind()), p.Detail)
+	r.Problem, r.Checks = p, p.Checks
+	if r.Reason == goal.PreconditionFailed {
+		r.HTTPStatus = p.Status
+	}
+	return r
+}
+
+// refusalReason is the reason of a task that was refused with that problem.
+func refusalReason(kind goal.ProblemType) goal.Reason {
+	switch kind { //nolint:exhaustive // every other problem means an invalid goal
+	case goal.PreconditionMismatch:
+		return goal.PreconditionFailed
+	case goal.Forbidden:
+		return goal.PermissionDenied
+	case goal.DependencyNotAvailable:
+		return goal.DependencyUnavailable
+	case goal.TokenBalanceExhausted:
+		return goal.GuardrailMaxTokens
+	default:
+		return goal.InvalidGoal
+	}
+}
+
+// failed is the result of a goal that never started.
+func (a *attempt) failed(reason goal.Reason, detail string) goal.Result {
+	return goal.Result{
+		Version: goal.ResultVersion, TaskID: a.acc.Submission.TaskID, Tenant: a.acc.Submission.Tenant, GoalSeq: a.acc.Seq,
+		Status: goal.Failed, Reason: reason, Detail: detail, Left: []goal.Difference{},
+		EndedAt: time.Now().UTC(), Worker: a.w.cfg.Name,
+	}
+}
+
+func (w *Worker) track(a *attempt) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.running[a.acc.Submission.Tenant+"/"+a.acc.Submission.TaskID] = a
+	w.observe(func(o Observer) { o.Running(len(w.running)) })
+}
+
+func (w *Worker) untrack(a *attempt) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.running, a.acc.Submission.Tenant+"/"+a.acc.Submission.TaskID)
+	w.observe(func(o Observer) { o.Running(len(w.running)) })
+}
+
+func (w *Worker) hook(point string) {
+	if w.cfg.Hook != nil {
+		w.cfg.Hook(point)
+	}
+}
+
+func (w *Worker) observe(f func(Observer)) {
+	if w.cfg.Observer != nil {
+		f(w.cfg.Observer)
+	}
+}

@@ -1,0 +1,253 @@
+package worker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
+	"github.com/goalkeeper-dev/goalkeeper/worker/agent"
+)
+
+// Job is one delivery of a queued goal. Its methods may be called from several
+// goroutines.
+type Job interface {
+	Accepted() goal.Accepted
+	// Redelivered reports whether the goal was handed out before.
+	Redelivered() bool
+	// Ack removes the goal from the queue; the task must be settled.
+	Ack(ctx context.Context) error
+	// Nak gives the goal back, to be delivered again after the delay.
+	Nak(delay time.Duration) error
+	// InProgress tells the queue that the goal is being worked on.
+	InProgress() error
+}
+
+// Queue is the queue of one tenant. Next waits for a job; it returns nil, nil
+// when none came in its own time, and may be called by one goroutine at a time.
+type Queue interface {
+	Next(ctx context.Context) (Job, error)
+}
+
+// Lock is a held lease on a task.
+type Lock interface {
+	// Renew extends the lease; goal.ErrFenced means that it was lost.
+	Renew(ctx context.Context) error
+	// Release ends the lease if it is still ours. It may be repeated.
+	Release(ctx context.Context) error
+}
+
+// Store is what a worker needs of the store.
+type Store interface {
+	// Lock creates the lease on a task, or fails with *goal.LockedError.
+	Lock(ctx context.Context, tenant, task, owner string, ttl time.Duration) (Lock, error)
+	// Result reads the result of this very goal, nil when there is none.
+	Result(ctx context.Context, acc goal.Accepted) (*goal.Result, error)
+	// OpenJournal reads the journal and fences it: an earlier writer's next
+	// append fails once this one has appended.
+	OpenJournal(ctx context.Context, acc goal.Accepted) (agent.Journal, []goal.Event, error)
+	// CancelAsked reports whether the goal's cancel marker exists.
+	CancelAsked(ctx context.Context, acc goal.Accepted) (bool, error)
+	// Settle stores the result, unless there is one already, then the terminal
+	// event, which follows the n events of the journal; it returns the result
+	// that counts and may be repeated.
+	Settle(ctx context.Context, acc goal.Accepted, r goal.Result, n int) (goal.Result, error)
+	// OnCancel calls f for every cancellation asked for from now on.
+	OnCancel(f func(tenant, task string)) (stop func(), err error)
+}
+
+// Environments finds the named environment of a tenant.
+type Environments interface {
+	Environment(tenant, name string) (agent.Environment, bool)
+}
+
+// Observer is told what a worker does; its methods must not block.
+type Observer interface {
+	Taken(tenant string, queued time.Duration, resumed bool)
+	Settled(tenant string, r goal.Result, took time.Duration)
+	LockLost(tenant string)
+	Running(n int)
+}
+
+// Config of a worker. Zero values mean the defaults named.
+type Config struct {
+	Name         string             // who holds locks; default host name and process id
+	Queues       map[string]Queue   // by tenant; required
+	Store        Store              // required
+	Environments Environments       // required
+	Balance      agent.Balance      // nil: no token balances
+	Concurrency  int                // goals at a time; default 64
+	AckWait      time.Duration      // of the queue: a silent worker is given up after it; default 15 s
+	Grace        time.Duration      // how long a drain lets running goals go on; default 10 s
+	Log          *slog.Logger       // default slog.Default()
+	Observer     Observer           // nil: nobody
+	Hook         func(point string) // crash injection in tests; nil: none
+}
+
+// DefaultAckWait is how long a worker may be silent before its goal is given to
+// another. It bounds the take-over after a crash.
+const DefaultAckWait = 15 * time.Second
+
+// queueMargin is how long before the end of its retention a goal that has not
+// started is settled as expired (public contract section 2).
+const queueMargin = 24 * time.Hour
+
+func (c Config) withDefaults() (Config, error) {
+	switch {
+	case c.Store == nil:
+		return c, errors.New("worker: Config.Store is required")
+	case c.Environments == nil:
+		return c, errors.New("worker: Config.Environments is required")
+	case len(c.Queues) == 0:
+		return c, errors.New("worker: Config.Queues is empty: no tenant to work for")
+	case c.Concurrency < 0:
+		return c, fmt.Errorf("worker: Config.Concurrency is %d, want at least 1", c.Concurrency)
+	}
+	if c.Name == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			host = "worker"
+		}
+		c.Name = fmt.Sprintf("%s-%d", host, os.Getpid())
+	}
+	if c.Concurrency == 0 {
+		c.Concurrency = 64
+	}
+	if c.AckWait == 0 {
+		c.AckWait = DefaultAckWait
+	}
+	if c.Grace == 0 {
+		c.Grace = 10 * time.Second
+	}
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	return c, nil
+}
+
+// Worker takes goals and runs them. Make one with New.
+type Worker struct {
+	cfg      Config
+	slots    *slots
+	draining chan struct{} // closed when the taking has ended: running goals stop between two steps
+
+	mu      sync.Mutex
+	running map[string]*attempt // by tenant and task; guarded by mu
+}
+
+// New checks the configuration.
+func New(cfg Config) (*Worker, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	return &Worker{cfg: cfg, slots: newSlots(cfg.Concurrency), draining: make(chan struct{}), running: map[string]*attempt{}}, nil
+}
+
+// errDrained is the cause with which running goals are stopped at the end of
+// the grace time: they are given back, not failed.
+var errDrained = errors.New("worker is draining")
+
+// Run takes and works until ctx ends, then drains: it stops taking at once,
+// running goals stop before their next step, those that have not done so after
+// the grace time are cut off, and all of them go back to the queue. It returns
+// nil then, and an error when it cannot work at all. It may be called once.
+func (w *Worker) Run(ctx context.Context) error {
+	stop, err := w.cfg.Store.OnCancel(w.cancelled)
+	if err != nil {
+		return fmt.Errorf("worker: listen for cancellations: %w", err)
+	}
+	defer stop()
+	// Two contexts: ctx ends the taking, work ends the working.
+	work, stopWork := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer stopWork(nil)
+	var takers, jobs sync.WaitGroup
+	for tenant, q := range w.cfg.Queues {
+		takers.Go(func() { w.take(ctx, work, tenant, q, &jobs) })
+	}
+	takers.Wait() // no job is added after this
+	close(w.draining)
+	grace := time.AfterFunc(w.cfg.Grace, func() { stopWork(errDrained) })
+	defer grace.Stop()
+	jobs.Wait()
+	return nil
+}
+
+// take pulls one goal at a time from a tenant's queue and starts it. A tenant
+// never holds more than one goal that waits for a slot, and slots are given in
+// the order of asking: so tenants take turns, however long their queues are.
+func (w *Worker) take(ctx, work context.Context, tenant string, q Queue, jobs *sync.WaitGroup) {
+	var retry backoff
+	for ctx.Err() == nil {
+		// Not taking while all slots are busy leaves the goal to an idle worker.
+		if !w.slots.waitFree(ctx) {
+			return
+		}
+		job, err := q.Next(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				return
+			}
+			w.cfg.Log.WarnContext(ctx, "taking failed, trying again", "tenant", tenant, "error", err)
+			retry.wait(ctx)
+			continue
+		}
+		retry.reset()
+		if job == nil {
+			continue
+		}
+		if !w.acquire(ctx, job) {
+			return
+		}
+		jobs.Go(func() {
+			defer w.slots.release()
+			w.handle(work, job)
+		})
+	}
+}
+
+// acquire waits for a slot while it keeps the job alive; when ctx ends first
+// the job goes back.
+func (w *Worker) acquire(ctx context.Context, job Job) bool {
+	for {
+		wait, cancel := context.WithTimeout(ctx, w.cfg.AckWait/3)
+		got := w.slots.acquire(wait)
+		cancel()
+		switch {
+		case got:
+			return true
+		case ctx.Err() != nil:
+			w.giveBack(ctx, job, 0)
+			return false
+		default:
+			w.beat(ctx, job)
+		}
+	}
+}
+
+// cancelled tells a running attempt that its cancellation was asked for.
+func (w *Worker) cancelled(tenant, task string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if a, ok := w.running[tenant+"/"+task]; ok {
+		a.askCancel()
+	}
+}
+
+func (w *Worker) beat(ctx context.Context, job Job) {
+	if err := job.InProgress(); err != nil {
+		// Liveness only: the worst that follows is a second delivery, which the fence stops.
+		w.cfg.Log.WarnContext(ctx, "heartbeat failed", "task", job.Accepted().Submission.TaskID, "error", err)
+	}
+}
+
+func (w *Worker) giveBack(ctx context.Context, job Job, delay time.Duration) {
+	if err := job.Nak(delay); err != nil {
+		// The queue delivers it again after AckWait.
+		w.cfg.Log.WarnContext(ctx, "giving back failed", "task", job.Accepted().Submission.TaskID, "error", err)
+	}
+}
