@@ -2,6 +2,7 @@ package goal
 
 import (
 	"encoding/json"
+	"slices"
 	"time"
 )
 
@@ -72,15 +73,7 @@ func (g Guardrails) ConsecutiveErrors() int {
 // Allows reports whether the guardrails let the named tool be called. Names
 // are compared byte by byte: no alias, no case folding.
 func (g Guardrails) Allows(tool string) bool {
-	if g.AllowedTools == nil {
-		return true
-	}
-	for _, t := range g.AllowedTools {
-		if t == tool {
-			return true
-		}
-	}
-	return false
+	return g.AllowedTools == nil || slices.Contains(g.AllowedTools, tool)
 }
 
 // EnvironmentName is Environment with its default.

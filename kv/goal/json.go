@@ -92,9 +92,11 @@ func (t *treeDecoder) value() (any, error) {
 		return json.Number(n), nil
 	case jsontext.KindTrue, jsontext.KindFalse:
 		return token.Bool(), nil
-	default:
-		return nil, nil //nolint:nilnil // null: the decoder has refused every other kind
+	case jsontext.KindNull:
+		return nil, nil //nolint:nilnil // null is a value
+	case jsontext.KindInvalid, jsontext.KindEndObject, jsontext.KindEndArray:
 	}
+	return nil, t.refuse("there is no value")
 }
 
 func (t *treeDecoder) object() (any, error) {

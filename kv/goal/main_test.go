@@ -16,13 +16,13 @@ var update = flag.Bool("update", false, "write the golden files")
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // shared is a file of the published vectors, which lie beside the repository.
-func shared(t testing.TB, name string) []byte {
+func shared(t *testing.T, name string) []byte {
 	t.Helper()
 	root := os.Getenv("GOALKEEPER_SHARED")
 	if root == "" {
 		root = filepath.Join("..", "..", "..", "shared")
 	}
-	data, err := os.ReadFile(filepath.Join(root, name))
+	data, err := os.ReadFile(filepath.Join(root, name)) //nolint:gosec // the names are constants of the tests
 	if errors.Is(err, fs.ErrNotExist) {
 		t.Skipf("the vectors are not here (set GOALKEEPER_SHARED): %s", name)
 	}

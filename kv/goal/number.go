@@ -168,7 +168,7 @@ func wholeNumber(n string) (string, bool) {
 
 // overflows reports whether the nearest float64 of a JSON number is infinite.
 func overflows(n string) bool {
-	if len(n) <= 300 && strings.IndexAny(n, "eE") < 0 {
+	if len(n) <= 300 && !strings.ContainsAny(n, "eE") {
 		return false // below 1e300
 	}
 	_, err := strconv.ParseFloat(n, 64)

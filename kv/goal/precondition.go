@@ -55,26 +55,25 @@ func preConditionsOf(members map[string]any) (PreConditions, []FieldError) {
 		}
 	}
 	for name, v := range members {
-		ok := true
 		switch name {
 		case "state_hash":
 			p.StateHash, _ = v.(string)
 			demand(isStateHash(p.StateHash), "/state_hash", "must be sha256: and 64 lower-case hex digits")
 		case "etag":
-			p.ETag, ok = v.(string)
-			demand(ok && p.ETag != "", "/etag", "must be a string that is not empty")
+			p.ETag, _ = v.(string)
+			demand(p.ETag != "", "/etag", "must be a string that is not empty")
 		case "revisions":
-			var entities map[string]any
-			entities, ok = v.(map[string]any)
+			entities, ok := v.(map[string]any)
 			demand(ok, "/revisions", "must be an object")
 			p.Revisions = make(map[string]uint64, len(entities))
 			for entity, revision := range entities {
-				p.Revisions[entity], ok = natural(revision)
 				at := pointerOf([]string{"revisions", entity})
+				p.Revisions[entity], ok = natural(revision)
 				demand(ok, at, "must be a revision number")
 				demand(validEntity(entity), at, notAnEntity)
 			}
 		case "match":
+			var ok bool
 			p.Match, ok = v.(map[string]any)
 			demand(ok, "/match", "must be an object")
 			wrong = reservedNames(wrong, []string{"match"}, v)

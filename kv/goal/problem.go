@@ -69,7 +69,7 @@ var problems = map[ProblemType]problemInfo{
 func ProblemTypes() []ProblemType { return slices.Sorted(maps.Keys(problems)) }
 
 // Problem is an RFC 9457 problem details object, and an error.
-type Problem struct {
+type Problem struct { //nolint:errname // the word of RFC 9457
 	Type     string       `json:"type"`
 	Title    string       `json:"title"`
 	Status   int          `json:"status"`

@@ -74,13 +74,10 @@ func Reasons() []Reason {
 
 // Guardrail reports whether the reason is a guardrail that tripped.
 func (r Reason) Guardrail() bool {
-	switch r {
-	case GuardrailMaxSteps, GuardrailTimeout, GuardrailToolNotAllowed, GuardrailMaxTokens, GuardrailNoProgress:
-		return true
-	default:
-		return false
-	}
+	return slices.Contains(guardrails, r)
 }
+
+var guardrails = []Reason{GuardrailMaxSteps, GuardrailTimeout, GuardrailToolNotAllowed, GuardrailMaxTokens, GuardrailNoProgress}
 
 // Difference is one place where the state is not what was wanted.
 type Difference struct {
