@@ -16,7 +16,8 @@ import (
 //  1. Every named member must have that value; others are ignored.
 //  2. Objects are compared member by member, as deep as the target goes.
 //  3. Arrays must be equal: whole, in order, each element exact.
-//  4. null means absent or null.
+//  4. null means absent or null. In an object that is absent or null, every
+//     member is absent.
 //  5. Numbers compare by value, everything else exactly.
 //
 // Both trees are as goal.Decode makes them. There are never more differences
@@ -76,8 +77,13 @@ func (m *matcher) member(want, have any, present bool) {
 	// There is no object where one is wanted: everything in it is missing.
 	before := len(m.out)
 	m.object(object, nil)
-	if len(m.out) == before {
-		// It has no member that must be present, so the object itself differs.
+	if len(m.out) > before {
+		return
+	}
+	// Nothing in it must be present. That holds where there is nothing at all,
+	// so that the last member of a collection can be wanted away, but not for
+	// an object without members, nor where something else stands.
+	if have != nil || len(object) == 0 {
 		m.differ(want, have, present)
 	}
 }
