@@ -1,0 +1,380 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+
+	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
+)
+
+// benchServer says what a server for a benchmark must be able to do.
+type benchServer struct {
+	Workers    int    // goals worked on at a time; 0: none is, goals stay queued
+	Durability string // group or always
+	Gateway    bool   // the URL is that of a gateway before a backend that answers at once
+	Webhooks   bool   // receivers on loopback are allowed
+}
+
+// startInProcess starts a server on a free port and in a temporary folder. The
+// package that wires the stages sets it.
+var startInProcess func(ctx context.Context, opts benchServer) (url string, stop func(), err error)
+
+// benchCmd generates load.
+type benchCmd struct {
+	Mode        string        `arg:"" enum:"submit,replay,e2e,gateway,webhook" help:"What to measure: submit, replay, e2e, gateway or webhook."`
+	Concurrency int           `short:"c" default:"16" help:"Requests in flight."`
+	Duration    time.Duration `short:"d" default:"10s" help:"How long to measure."`
+	Warmup      time.Duration `default:"1s" help:"How long to run before measuring."`
+	Rate        float64       `placeholder:"N" help:"Start N operations a second, and count latency from when each was due. Default: each begins when the one before ends."`
+	Durability  string        `enum:"group,always" default:"group" help:"Of the server in this process: group or always."`
+	Path        string        `default:"/bench" help:"gateway: the path that is called."`
+	Repeat      int           `default:"1" help:"gateway: how often each key is sent; from the second time on it is a replay."`
+	Receiver    string        `default:"127.0.0.1:0" placeholder:"HOST:PORT" help:"webhook: where to receive; the server must allow and reach it."`
+	remoteFlags
+}
+
+// Help says what the modes do.
+func (*benchCmd) Help() string {
+	return `submit: goals are accepted, one key each. replay: one goal is submitted again and again. e2e: from submission
+to the reached target. gateway: protected calls through a gateway (--server is the gateway). webhook: from submission to
+the webhook's receipt by this process, which the server must be able to reach.
+
+Without --server, --context or GOALKEEPER_URL a server is started in this process.`
+}
+
+// benchResult is what was measured. Times are in milliseconds.
+type benchResult struct {
+	Mode        string             `json:"mode"`
+	Concurrency int                `json:"concurrency"`
+	Rate        float64            `json:"rate_wanted,omitempty"`
+	Seconds     float64            `json:"seconds"`
+	Operations  int64              `json:"operations"`
+	Errors      int64              `json:"errors"`
+	FirstError  string             `json:"first_error,omitempty"`
+	PerSecond   float64            `json:"per_second"`
+	Latency     map[string]float64 `json:"latency_ms"`
+}
+
+// operation is one measured piece of work; it may be called concurrently.
+type operation func(ctx context.Context) error
+
+// Run measures.
+func (c *benchCmd) Run(ctx context.Context, t *terminal) error {
+	if c.Concurrency < 1 || c.Duration <= 0 || c.Repeat < 1 || c.Rate < 0 {
+		return usageError("--concurrency and --repeat must be at least 1, --duration above 0")
+	}
+	api, stop, err := c.target(ctx, t)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	defer api.close()
+	api.notef = func(string, ...any) {} // a repetition is part of the latency
+	b := bench{cmd: c, api: api, nonce: rand.Text()}
+	op, done, err := b.prepare(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	t.notef("%s: %s with %d in flight, after %s", c.Mode, c.Duration, c.Concurrency, c.Warmup)
+	m := newMeter(time.Now().Add(c.Warmup))
+	drive(ctx, c, op, m, t)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return printBench(t, m.result(c))
+}
+
+// target is the server that is named, or one in this process.
+func (c *benchCmd) target(ctx context.Context, t *terminal) (*client, func(), error) {
+	server, token, err := c.resolve()
+	if err != nil {
+		return nil, nil, err
+	}
+	if named := c.Server != "" || server != defaultServer; named || startInProcess == nil {
+		api, err := newClient(server, token, t.notef)
+		return api, func() {}, err
+	}
+	opts := benchServer{Durability: c.Durability, Gateway: c.Mode == "gateway", Webhooks: c.Mode == "webhook"}
+	if c.Mode == "e2e" || c.Mode == "webhook" {
+		opts.Workers = c.Concurrency
+	}
+	url, stop, err := startInProcess(ctx, opts)
+	if err != nil {
+		return nil, nil, err
+	}
+	api, err := newClient(url, token, t.notef)
+	return api, stop, err
+}
+
+// drive keeps operations in flight until the time is over, and waits for the
+// last ones.
+func drive(ctx context.Context, c *benchCmd, op operation, m *meter, t *terminal) {
+	ctx, cancel := context.WithTimeout(ctx, c.Warmup+c.Duration)
+	defer cancel()
+	start := time.Now()
+	var n atomic.Int64
+	var wg sync.WaitGroup
+	for range c.Concurrency {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				due := time.Now()
+				if c.Rate > 0 {
+					due = start.Add(time.Duration(float64(n.Add(1)-1) / c.Rate * float64(time.Second)))
+					if sleep(ctx, time.Until(due)) != nil {
+						return
+					}
+				}
+				// What began in time may end: cutting it off would hide the slowest.
+				err := op(context.WithoutCancel(ctx))
+				m.record(due, time.Now(), err)
+			}
+		})
+	}
+	report := time.NewTicker(time.Second)
+	defer report.Stop()
+	for ctx.Err() == nil {
+		select {
+		case <-report.C:
+			t.notef("%s", m.progress())
+		case <-ctx.Done():
+		}
+	}
+	wg.Wait()
+}
+
+// bench is one benchmark.
+type bench struct {
+	cmd   *benchCmd
+	api   *client
+	nonce string // makes the keys and entities of this run its own
+	n     atomic.Int64
+}
+
+// prepare makes the mode's operation, and what ends it.
+func (b *bench) prepare(ctx context.Context) (operation, func(), error) {
+	nothing := func() {}
+	switch b.cmd.Mode {
+	case "submit":
+		return func(ctx context.Context) error {
+			n := b.n.Add(1)
+			_, err := b.submit(ctx, b.key(n), b.goal(n, ""))
+			return err
+		}, nothing, nil
+	case "replay":
+		body := b.goal(0, "")
+		if _, err := b.submit(ctx, b.key(0), body); err != nil {
+			return nil, nothing, err
+		}
+		return func(ctx context.Context) error {
+			r, err := b.submit(ctx, b.key(0), body)
+			if err == nil && r.header.Get("Idempotent-Replayed") != "true" {
+				return errors.New("the answer is not a replay")
+			}
+			return err
+		}, nothing, nil
+	case "e2e":
+		return b.endToEnd, nothing, nil
+	case "gateway":
+		return b.protectedCall, nothing, nil
+	default:
+		return b.webhooks(ctx)
+	}
+}
+
+func (b *bench) key(n int64) string { return "bench-" + b.nonce + "-" + strconv.FormatInt(n, 10) }
+
+// goal is a goal of about 300 bytes that one call of a built-in tool reaches.
+func (b *bench) goal(n int64, webhook string) []byte {
+	hook := ""
+	if webhook != "" {
+		hook = fmt.Sprintf(`,"webhook_url":%q`, webhook)
+	}
+	return fmt.Appendf(nil, `{"goal":{"intent":"Benchmark goal %d","target_state":{"bench":{"%s-%d":{"status":"done","n":%d}}}},`+
+		`"guardrails":{"max_steps":5,"timeout_seconds":60},"context":{"note":"made by goalkeeper bench; it may be deleted"}%s}`,
+		n, b.nonce, n, n, hook)
+}
+
+// submit submits once: a refusal or a lost answer is an error to be counted.
+func (b *bench) submit(ctx context.Context, key string, body []byte) (*response, error) {
+	return b.api.once(ctx, request{
+		method: http.MethodPost, path: "/v1/tasks", body: body, header: map[string]string{"Idempotency-Key": key},
+	})
+}
+
+func (b *bench) endToEnd(ctx context.Context) error {
+	n := b.n.Add(1)
+	r, err := b.submit(ctx, b.key(n), b.goal(n, ""))
+	if err != nil {
+		return err
+	}
+	var task goal.Task
+	if err := r.decode(&task); err != nil {
+		return err
+	}
+	for etag := ""; !task.Status.Terminal(); {
+		// Without an ETag the server would hold a state that it has just left.
+		next, tag, err := hold(ctx, b.api, task.ID, etag)
+		if err != nil {
+			return err
+		}
+		if tag != etag {
+			task, etag = next, tag
+		}
+	}
+	if task.Status != goal.Succeeded {
+		return fmt.Errorf("the task ended %s", task.Reason)
+	}
+	return nil
+}
+
+func (b *bench) protectedCall(ctx context.Context) error {
+	n := (b.n.Add(1) - 1) / int64(b.cmd.Repeat)
+	_, err := b.api.once(ctx, request{
+		method: http.MethodPost, path: b.cmd.Path, body: fmt.Appendf(nil, `{"n":%d}`, n),
+		header: map[string]string{"Idempotency-Key": b.key(n)},
+	})
+	return err
+}
+
+// receiptTime is how long a webhook may take before it counts as an error.
+const receiptTime = 30 * time.Second
+
+// webhooks receives in this process what the server sends.
+func (b *bench) webhooks(ctx context.Context) (operation, func(), error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", b.cmd.Receiver)
+	if err != nil {
+		return nil, nil, err
+	}
+	var waiting sync.Map // path → chan struct{}
+	s := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body) // it may be cut off: the arrival is what counts
+		w.WriteHeader(http.StatusNoContent)
+		if c, ok := waiting.LoadAndDelete(r.URL.Path); ok {
+			close(c.(chan struct{})) //nolint:errcheck,forcetypeassert // the map holds nothing else
+		}
+	})}
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() { // ends with cancel; done waits for it
+		defer close(ended)
+		_ = serveUntil(ctx, s, l) // a receiver that fails shows as webhooks that do not arrive
+	}()
+	done := func() { cancel(); <-ended }
+	return func(ctx context.Context) error {
+		n := b.n.Add(1)
+		path := "/" + b.key(n)
+		arrived := make(chan struct{})
+		waiting.Store(path, arrived)
+		if _, err := b.submit(ctx, b.key(n), b.goal(n, "http://"+l.Addr().String()+path)); err != nil {
+			return err
+		}
+		late := time.NewTimer(receiptTime)
+		defer late.Stop()
+		select {
+		case <-arrived:
+			return nil
+		case <-late.C:
+			return fmt.Errorf("no webhook after %s", receiptTime)
+		}
+	}, done, nil
+}
+
+// Range of the histogram, in microseconds: three digits of everything up to
+// ten minutes.
+const (
+	slowest = 600_000_000
+	digits  = 3
+)
+
+// meter counts what was measured. It may be used concurrently.
+type meter struct {
+	from time.Time // what ended before is warm-up
+
+	mu     sync.Mutex
+	hist   *hdrhistogram.Histogram // guarded by mu
+	errors int64                   // guarded by mu
+	first  error                   // guarded by mu
+	last   time.Time               // guarded by mu
+}
+
+func newMeter(from time.Time) *meter {
+	return &meter{from: from, last: from, hist: hdrhistogram.New(1, slowest, digits)}
+}
+
+// record counts an operation that was due at one time and ended at another.
+func (m *meter) record(due, ended time.Time, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err != nil {
+		m.errors++
+		if m.first == nil {
+			m.first = err
+		}
+		return
+	}
+	if ended.Before(m.from) {
+		return
+	}
+	m.last = ended
+	_ = m.hist.RecordValue(min(max(ended.Sub(due).Microseconds(), 1), slowest)) // it is in range
+}
+
+func (m *meter) progress() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return fmt.Sprintf("%8d done, %d errors, p50 %s, p99 %s", m.hist.TotalCount(), m.errors,
+		time.Duration(m.hist.ValueAtQuantile(50))*time.Microsecond, time.Duration(m.hist.ValueAtQuantile(99))*time.Microsecond)
+}
+
+func (m *meter) result(c *benchCmd) benchResult {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	took := max(m.last.Sub(m.from), time.Millisecond)
+	ms := func(us int64) float64 { return float64(us) / 1000 }
+	r := benchResult{
+		Mode: c.Mode, Concurrency: c.Concurrency, Rate: c.Rate, Seconds: float64(took.Milliseconds()) / 1000,
+		Operations: m.hist.TotalCount(), Errors: m.errors,
+		PerSecond: float64(int64(float64(m.hist.TotalCount())/took.Seconds()*10)) / 10,
+		Latency: map[string]float64{
+			"p50": ms(m.hist.ValueAtQuantile(50)), "p90": ms(m.hist.ValueAtQuantile(90)), "p99": ms(m.hist.ValueAtQuantile(99)),
+			"p99.9": ms(m.hist.ValueAtQuantile(99.9)), "max": ms(m.hist.Max()), "mean": ms(int64(m.hist.Mean())),
+		},
+	}
+	if m.first != nil {
+		r.FirstError = m.first.Error()
+	}
+	return r
+}
+
+// printBench prints the result. Errors are an error: a fast refusal is no result.
+func printBench(t *terminal, r benchResult) error {
+	var err error
+	if t.machine() {
+		err = t.document(r)
+	} else {
+		rows := [][]string{
+			{"mode", r.Mode}, {"in flight", strconv.Itoa(r.Concurrency)}, {"operations", strconv.FormatInt(r.Operations, 10)},
+			{"errors", strconv.FormatInt(r.Errors, 10)}, {"per second", strconv.FormatFloat(r.PerSecond, 'f', 1, 64)},
+		}
+		for _, q := range []string{"mean", "p50", "p90", "p99", "p99.9", "max"} {
+			rows = append(rows, []string{q, strconv.FormatFloat(r.Latency[q], 'f', 3, 64) + " ms"})
+		}
+		err = t.table(rows)
+	}
+	if err == nil && r.Errors > 0 {
+		err = fmt.Errorf("%d operations failed, the first: %s", r.Errors, r.FirstError)
+	}
+	return err
+}
