@@ -1,0 +1,288 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/pprof"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/goalkeeper-dev/goalkeeper/ingest"
+	"github.com/goalkeeper-dev/goalkeeper/kv"
+	"github.com/goalkeeper-dev/goalkeeper/notifier"
+	"github.com/goalkeeper-dev/goalkeeper/worker"
+)
+
+// roles are the stages that a process runs.
+type roles struct{ ingest, worker, notifier bool }
+
+var allRoles = roles{ingest: true, worker: true, notifier: true}
+
+// service is the stages of one process on one store.
+type service struct {
+	cfg    *config
+	log    *slog.Logger
+	broker *broker
+	store  *kv.Store
+	envs   *environments
+	reg    *prometheus.Registry
+	tracer trace.Tracer
+
+	ingest   *ingest.Server // nil: not this role
+	worker   *worker.Worker
+	notifier *notifier.Notifier
+	keys     *ingest.Keys // nil: no API keys are configured
+	listener net.Listener // of ingest
+	admin    net.Listener // nil: none
+	certs    *certificates
+
+	flush func() // traces
+}
+
+const (
+	openTimeout  = time.Minute      // of provisioning the streams
+	drainTimeout = 30 * time.Second // of the requests in flight
+)
+
+// openService binds and checks everything, and fails when something is wrong.
+// Nothing works yet: call run, and close in any case.
+func openService(ctx context.Context, c *config, r roles, log *slog.Logger) (_ *service, err error) {
+	s := &service{cfg: c, log: log, reg: newRegistry(), flush: func() {}}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	if r.ingest {
+		if err := c.checkListen(c.Listen); err != nil {
+			return nil, err
+		}
+		if s.certs, err = openCertificates(c.TLS); err != nil {
+			return nil, err
+		}
+		if s.listener, err = (&net.ListenConfig{}).Listen(ctx, "tcp", c.Listen); err != nil {
+			return nil, fmt.Errorf("listen: %w", err)
+		}
+	}
+	if c.AdminListen != "" {
+		if s.admin, err = (&net.ListenConfig{}).Listen(ctx, "tcp", c.AdminListen); err != nil {
+			return nil, fmt.Errorf("admin_listen: %w", err)
+		}
+	}
+	if s.broker, err = openBroker(c, log); err != nil {
+		return nil, err
+	}
+	if s.store, err = openStore(ctx, c, s.broker, log); err != nil {
+		return nil, err
+	}
+	if s.tracer, s.flush, err = openTracer(ctx, c.Telemetry, r.name(), log); err != nil {
+		s.flush = func() {}
+		return nil, err
+	}
+	m := newMetrics(s.reg)
+	if r.ingest || r.worker {
+		if s.envs, err = openEnvironments(c, s.store, m, s.tracer, log); err != nil {
+			return nil, err
+		}
+		s.reg.MustRegister(newQueueCollector(s.store, c.tenantNames()))
+	}
+	if r.ingest {
+		if err := s.openIngest(); err != nil {
+			return nil, err
+		}
+	}
+	if r.worker {
+		if err := s.openWorker(ctx, m); err != nil {
+			return nil, err
+		}
+	}
+	if r.notifier {
+		if err := s.openNotifier(); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+func (r roles) name() string {
+	switch r {
+	case roles{ingest: true}:
+		return "ingest"
+	case roles{worker: true}:
+		return "worker"
+	case roles{notifier: true}:
+		return "notifier"
+	default:
+		return "serve"
+	}
+}
+
+func openStore(ctx context.Context, c *config, b *broker, log *slog.Logger) (*kv.Store, error) {
+	ctx, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	kc := kv.Config{
+		Conn: b.conn, Replicas: c.NATS.Replicas, Retention: time.Duration(c.Retention), Tenants: c.tenantNames(),
+		LocksInMemory: b.server != nil, Log: log,
+	}
+	if b.barrier != nil {
+		kc.Barrier = b.barrier
+	}
+	s, err := kv.Open(ctx, kc)
+	if err != nil {
+		return nil, fmt.Errorf("open the store: %w", err)
+	}
+	return s, nil
+}
+
+func (s *service) openWorker(ctx context.Context, m *metrics) error {
+	queues := map[string]worker.Queue{}
+	wait := s.cfg.Worker.AckWait.or(worker.DefaultAckWait)
+	for _, t := range s.cfg.tenantNames() {
+		q, err := s.store.Queue(ctx, t, kv.QueueConfig{AckWait: wait})
+		if err != nil {
+			return fmt.Errorf("queue of tenant %s: %w", t, err)
+		}
+		queues[t] = workerQueue{q}
+	}
+	var err error
+	s.worker, err = worker.New(worker.Config{
+		Queues: queues, Store: workerStore{s.store}, Environments: s.envs, Balance: s.envs.agentBalance(),
+		Concurrency: s.cfg.Worker.Concurrency, AckWait: wait, Grace: time.Duration(s.cfg.Worker.Grace),
+		Log: s.log, Observer: m, Hook: crashHook(),
+	})
+	return err
+}
+
+func (s *service) openIngest() error {
+	auth, err := s.authenticator()
+	if err != nil {
+		return err
+	}
+	guard, err := notifier.NewGuard(s.cfg.Webhooks.Allow...)
+	if err != nil {
+		return fmt.Errorf("webhooks.allow: %w", err)
+	}
+	s.ingest, err = ingest.New(ingest.Config{
+		Store: s.store, Auth: auth, Preflight: s.envs.preflight, CheckWebhook: guard.CheckURL,
+		Tenants: s.cfg.tenantNames(), Tail: tail{s.store}, Catalog: s.envs, Intake: s.store, Deliveries: deliveries{s.store},
+		Ready: s.ready, Limits: s.cfg.limits(), CORSOrigins: s.cfg.CORS,
+		Metrics: promhttp.HandlerFor(s.reg, promhttp.HandlerOpts{}), Registerer: s.reg, Log: s.log,
+	})
+	return err
+}
+
+// authenticator knows the configured keys; without any, everybody on loopback
+// is the default tenant.
+func (s *service) authenticator() (ingest.Authenticator, error) {
+	if !s.cfg.hasKeys() {
+		return ingest.Anonymous(s.cfg.Tenants[0].Name, "admin"), nil
+	}
+	var err error
+	s.keys, err = ingest.NewKeys(s.cfg.apiKeys())
+	return s.keys, err
+}
+
+func (s *service) ready(ctx context.Context) error {
+	if !s.broker.conn.IsConnected() {
+		return errors.New("not connected to NATS")
+	}
+	return s.broker.conn.FlushWithContext(ctx)
+}
+
+// url is where ingest can be reached.
+func (s *service) url() string {
+	scheme := "http"
+	if s.certs != nil {
+		scheme = "https"
+	}
+	return scheme + "://" + s.listener.Addr().String()
+}
+
+// run works until ctx ends and then drains: ingest first, so that nothing new
+// comes in; the worker and the notifier finish what they hold.
+func (s *service) run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	if s.ingest != nil {
+		g.Go(func() error { return s.ingest.Run(ctx) })
+		g.Go(func() error { return s.serveHTTP(ctx) })
+	}
+	if s.worker != nil {
+		g.Go(func() error { return s.worker.Run(ctx) })
+	}
+	if s.notifier != nil {
+		g.Go(func() error { return s.notifier.Run(ctx) })
+	}
+	if s.admin != nil {
+		g.Go(func() error {
+			return serveListener(ctx, ingest.NewHTTPServer("", s.adminHandler()), s.admin, func(context.Context) {})
+		})
+	}
+	return g.Wait()
+}
+
+func (s *service) serveHTTP(ctx context.Context) error {
+	srv := ingest.NewHTTPServer("", s.ingest.Handler())
+	ln := s.listener
+	if s.certs != nil {
+		ln = tls.NewListener(ln, &tls.Config{GetCertificate: s.certs.get, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}})
+	}
+	return serveListener(ctx, srv, ln, s.ingest.Drain)
+}
+
+// serveListener serves until ctx ends, drains, and waits for requests in flight.
+func serveListener(ctx context.Context, srv *http.Server, ln net.Listener, drain func(context.Context)) error {
+	failed := make(chan error, 1)
+	go func() { failed <- srv.Serve(ln) }()
+	select {
+	case err := <-failed:
+		return fmt.Errorf("serve on %s: %w", ln.Addr(), err)
+	case <-ctx.Done():
+	}
+	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
+	defer cancel()
+	drain(end)
+	if err := srv.Shutdown(end); err != nil {
+		_ = srv.Close() // the requests had their time
+	}
+	<-failed
+	return nil
+}
+
+// adminHandler has the profiles and the metrics. It has no authentication: its
+// listener belongs on loopback or behind a firewall.
+func (s *service) adminHandler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	mux.Handle("/metrics", promhttp.HandlerFor(s.reg, promhttp.HandlerOpts{}))
+	return mux
+}
+
+// close releases what openService took, last things first. It may follow a
+// half-done open.
+func (s *service) close() {
+	if s.envs != nil {
+		s.envs.Close()
+	}
+	s.flush()
+	if s.broker != nil {
+		s.broker.close()
+	}
+	for _, ln := range []net.Listener{s.listener, s.admin} {
+		if ln != nil {
+			_ = ln.Close() // closed already after run
+		}
+	}
+}
