@@ -86,9 +86,11 @@ func TestParseGoalTakes(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			if g, _, p := goal.ParseGoal([]byte(c.body)); p != nil || !c.check(g) {
-				t.Errorf("ParseGoal(%s) = %+v, %+v", c.body, g, p)
+			g, fingerprint, p := goal.ParseGoal([]byte(c.body))
+			if p != nil || !c.check(g) {
+				t.Fatalf("ParseGoal(%s) = %+v, %+v", c.body, g, p)
 			}
+			checkRoundTrip(t, g, fingerprint)
 		})
 	}
 }
@@ -184,7 +186,7 @@ func TestParseGoalMalformed(t *testing.T) {
 	if p == nil || p.Kind() != goal.MalformedJSON || p.Status != 400 || len(p.Errors) != 1 || p.Errors[0].Pointer != "/goal/intent" {
 		t.Errorf("ParseGoal(duplicate) = %+v, want malformed-json at /goal/intent", p)
 	}
-	_, _, p = goal.ParseGoal([]byte(`{"a":{"` + strings.Repeat("n", 2000) + `":01}}`))
+	_, _, p = goal.ParseGoal([]byte(`{"a":{"` + strings.Repeat("n", 2000) + `":nul}}`))
 	if p == nil || p.Kind() != goal.MalformedJSON || p.Errors[0].Pointer != "/a" {
 		t.Errorf("ParseGoal(malformed below a long name) = %+v, want malformed-json at /a", p)
 	}
