@@ -46,6 +46,7 @@ type world struct {
 	envRoles []string
 
 	redelivered bool
+	from        int // events up to here belong to an earlier submission
 }
 
 func newWorld(t testing.TB, target string, limits goal.Guardrails) *world {
@@ -255,7 +256,7 @@ func (p planner) Decide(ctx context.Context, s agent.Situation) (agent.Answer, e
 	p.mu.Lock()
 	p.asked = append(p.asked, s)
 	for _, e := range p.events {
-		if e.Step == len(s.Steps)+1 {
+		if e.Step == len(s.Steps)+1 && e.N > p.from {
 			p.t.Errorf("the planner is asked for step %d, which is journaled", e.Step)
 		}
 	}
