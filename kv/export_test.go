@@ -2,7 +2,12 @@ package kv
 
 import (
 	"context"
+	"os"
+	"sync/atomic"
 	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 )
@@ -43,3 +48,43 @@ func (s *Store) CreateResult(ctx context.Context, acc goal.Accepted, r goal.Resu
 
 // DigestKey is digestKey.
 var DigestKey = digestKey
+
+func (s *Store) ReadAll(ctx context.Context, stream, filter string) ([]Record, error) {
+	return s.readAll(ctx, stream, filter)
+}
+
+// losing drops the first answers to writes: the server has stored them.
+type losing struct {
+	publisher
+	left atomic.Int64
+}
+
+func (l *losing) PublishMsg(ctx context.Context, m *nats.Msg, opts ...jetstream.PublishOpt) (*jetstream.PubAck, error) {
+	ack, err := l.publisher.PublishMsg(ctx, m, opts...)
+	if l.left.Add(-1) >= 0 {
+		return nil, nats.ErrTimeout
+	}
+	return ack, err
+}
+
+// Losing is the store whose next n answers to writes are lost.
+func (s *Store) Losing(n int64) *Store {
+	l := &losing{publisher: s.pub}
+	l.left.Store(n)
+	return &Store{
+		nc: s.nc, js: s.js, pub: l, conf: s.conf, log: s.log, objects: s.objects,
+		queueInfo: map[string]*queueGauge{},
+	}
+}
+
+// StartGroupCommit is a group commit with a sync of the test's own.
+func StartGroupCommit(dir *os.File, sync func() error) *GroupCommit {
+	return startGroupCommit(dir, sync)
+}
+
+// Classify is classify, by name.
+func Classify(err error) string {
+	return map[writeOutcome]string{
+		writeStored: "stored", writeRetry: "retry", writeLost: "lost", writeMaxed: "maxed", writeFull: "full", writeRefused: "refused",
+	}[classify(err)]
+}
