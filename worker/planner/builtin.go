@@ -70,15 +70,17 @@ func Plan(left []goal.Difference, state map[string]any) ([]goal.Action, error) {
 			add(path[0], path[1], path[2:], want)
 		case len(path) > 1: // no entity has an empty id: a member of the root member
 			add(path[0], "", path[1:], want)
-		case isObject && len(members) > 0:
+		case isObject && len(withoutNulls(members).(map[string]any)) > 0:
 			for _, id := range sortedKeys(members) {
-				if id == "" {
+				switch {
+				case members[id] == nil: // nothing is there
+				case id == "":
 					add(path[0], "", []string{""}, members[id])
-					continue
+				default:
+					add(path[0], id, nil, members[id])
 				}
-				add(path[0], id, nil, members[id])
 			}
-		default:
+		default: // an object of nulls too: what is missing is the object
 			add(path[0], "", nil, want)
 		}
 	}
