@@ -26,6 +26,13 @@ func QueueSubject(tenant, task string) string { return "goals.queue." + tenant +
 // SubmitSubject is where a tenant publishes goals directly.
 func SubmitSubject(tenant string) string { return "goals.submit." + tenant }
 
+// DeadStream keeps direct submissions that no task can be made of, under
+// DeadSubject of their tenant, with the reason.
+const DeadStream = "INTAKE_DEAD"
+
+// DeadSubject is where such a submission of a tenant lies.
+func DeadSubject(tenant string) string { return "goals.dead." + tenant }
+
 // RequestSubject answers a core NATS request like an HTTP submission.
 func RequestSubject(tenant string) string { return "goals.request." + tenant }
 
