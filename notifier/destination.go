@@ -195,9 +195,9 @@ func (p *destinations) mayStart(d *destination) bool {
 		return p.started[suspect] < maxSuspect && p.started[fresh]+p.started[suspect] < maxUnproven
 	case fresh:
 		return p.started[fresh]+p.started[suspect] < maxUnproven
-	default:
-		return true
+	case proven:
 	}
+	return true
 }
 
 func (p *destinations) start(d *destination) *slot {

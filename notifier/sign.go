@@ -29,10 +29,12 @@ const (
 	publicPrefix  = "whpk_"  // ed25519 public key
 )
 
-// Sizes of a symmetric secret in bytes, from the specification.
+// Sizes of a symmetric secret in bytes, from the specification. A receiver may
+// have been given a shorter one by another sender (Svix has made 18).
 const (
-	minSecret = 24
-	maxSecret = 64
+	minSecret   = 24
+	maxSecret   = 64
+	minReceived = 16
 )
 
 // Grace is how long a secret stays valid after it was rotated out.
@@ -94,7 +96,7 @@ func Rotate(secrets []Secret, next string, now time.Time, grace time.Duration) [
 
 // CheckSecret reports whether key is a usable "whsec_…" or "whsk_…" key.
 func CheckSecret(key string) error {
-	_, err := parseKey(key)
+	_, err := parseKey(key, minSecret)
 	return err
 }
 
@@ -107,8 +109,8 @@ type signer struct {
 }
 
 // parseKey reads a serialised key. Base64 is the standard alphabet; padding may
-// be left out.
-func parseKey(key string) (signer, error) {
+// be left out. A symmetric secret must have at least least bytes.
+func parseKey(key string, least int) (signer, error) {
 	prefix, text, ok := strings.Cut(key, "_")
 	if !ok {
 		return signer{}, fmt.Errorf("%w: must start with %s", ErrBadSecret, secretPrefix)
@@ -119,8 +121,8 @@ func parseKey(key string) (signer, error) {
 	}
 	switch prefix + "_" {
 	case secretPrefix:
-		if len(raw) < minSecret || len(raw) > maxSecret {
-			return signer{}, fmt.Errorf("%w: %d bytes, must be %d to %d", ErrBadSecret, len(raw), minSecret, maxSecret)
+		if len(raw) < least || len(raw) > maxSecret {
+			return signer{}, fmt.Errorf("%w: %d bytes, must be %d to %d", ErrBadSecret, len(raw), least, maxSecret)
 		}
 		return signer{version: "v1", mac: raw}, nil
 	case privatePrefix:
@@ -200,7 +202,7 @@ func Sign(secrets []Secret, id string, at time.Time, body []byte) (string, error
 	made := map[string]int{}
 	var out []string
 	for _, secret := range valid {
-		s, err := parseKey(secret.Key)
+		s, err := parseKey(secret.Key, minSecret)
 		if err != nil {
 			return "", err
 		}
@@ -235,7 +237,7 @@ const Tolerance = 5 * time.Minute
 // it does not verify and holds no secret. A tolerance below zero leaves the
 // timestamp unchecked; zero means Tolerance.
 func Verify(secret string, headers http.Header, body []byte, now time.Time, tolerance time.Duration) error {
-	key, err := parseKey(secret)
+	key, err := parseKey(secret, minReceived)
 	if err != nil {
 		return err
 	}
@@ -255,7 +257,7 @@ func Verify(secret string, headers http.Header, body []byte, now time.Time, tole
 func matchSignature(key signer, content []byte, list string) error {
 	tried := 0
 	kinds := []string{}
-	for _, entry := range strings.Fields(list) {
+	for entry := range strings.FieldsSeq(list) {
 		version, text, _ := strings.Cut(entry, ",")
 		if version != key.version {
 			kinds = append(kinds, version)
