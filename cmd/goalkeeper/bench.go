@@ -262,7 +262,7 @@ func (b *bench) webhooks(ctx context.Context) (operation, func(), error) {
 		_, _ = io.Copy(io.Discard, r.Body) // it may be cut off: the arrival is what counts
 		w.WriteHeader(http.StatusNoContent)
 		if c, ok := waiting.LoadAndDelete(r.URL.Path); ok {
-			close(c.(chan struct{})) //nolint:errcheck,forcetypeassert // the map holds nothing else
+			close(c.(chan struct{})) //nolint:forcetypeassert // the map holds nothing else
 		}
 	})}
 	ctx, cancel := context.WithCancel(ctx)
@@ -365,8 +365,11 @@ func printBench(t *terminal, r benchResult) error {
 		err = t.document(r)
 	} else {
 		rows := [][]string{
-			{"mode", r.Mode}, {"in flight", strconv.Itoa(r.Concurrency)}, {"operations", strconv.FormatInt(r.Operations, 10)},
-			{"errors", strconv.FormatInt(r.Errors, 10)}, {"per second", strconv.FormatFloat(r.PerSecond, 'f', 1, 64)},
+			{"mode", r.Mode},
+			{"in flight", strconv.Itoa(r.Concurrency)},
+			{"operations", strconv.FormatInt(r.Operations, 10)},
+			{"errors", strconv.FormatInt(r.Errors, 10)},
+			{"per second", strconv.FormatFloat(r.PerSecond, 'f', 1, 64)},
 		}
 		for _, q := range []string{"mean", "p50", "p90", "p99", "p99.9", "max"} {
 			rows = append(rows, []string{q, strconv.FormatFloat(r.Latency[q], 'f', 3, 64) + " ms"})

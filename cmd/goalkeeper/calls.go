@@ -116,9 +116,16 @@ func (c *callsGetCmd) Run(ctx context.Context, t *terminal) error {
 		return fmt.Errorf("the server's record cannot be read: %w", err)
 	}
 	rows := [][]string{
-		{"id", r.ID}, {"state", r.State}, {"reason", r.Reason}, {"tenant", r.Tenant}, {"key", r.KeyHint + "…"},
-		{"call", r.Method + " " + r.Path}, {"attempt", strconv.Itoa(r.Attempt)}, {"owner", r.Owner},
-		{"started", when(&r.Started)}, {"lease until", cmp.Or(when(&r.LeaseUntil), "none")},
+		{"id", r.ID},
+		{"state", r.State},
+		{"reason", r.Reason},
+		{"tenant", r.Tenant},
+		{"key", r.KeyHint + "…"},
+		{"call", r.Method + " " + r.Path},
+		{"attempt", strconv.Itoa(r.Attempt)},
+		{"owner", r.Owner},
+		{"started", when(&r.Started)},
+		{"lease until", cmp.Or(when(&r.LeaseUntil), "none")},
 	}
 	if r.Answer != nil {
 		rows = append(rows, []string{"answer", fmt.Sprintf("%d with %d bytes", r.Answer.Status, r.Answer.Size)})

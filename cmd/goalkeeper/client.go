@@ -119,8 +119,7 @@ func (c *client) do(ctx context.Context, q request) (*response, error) {
 // again says whether an error may pass, and when to try again.
 func again(err error, try int) (time.Duration, bool) {
 	pause := backOff(try)
-	var p *goal.Problem
-	if errors.As(err, &p) {
+	if p, ok := errors.AsType[*goal.Problem](err); ok {
 		if p.Status != http.StatusTooManyRequests && p.Status != http.StatusServiceUnavailable {
 			return 0, false
 		}
@@ -207,13 +206,11 @@ func (c *client) transportError(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, context.DeadlineExceeded) {
 		return cause
 	}
-	var ue *url.Error
-	if errors.As(err, &ue) {
+	if ue, ok := errors.AsType[*url.Error](err); ok {
 		err = ue.Err
 	}
 	server := c.base.Redacted()
-	var op *net.OpError
-	if errors.As(err, &op) && op.Op == "dial" {
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
 		return fmt.Errorf("%w at %s: %w", errNoConnection, server, op.Err)
 	}
 	if errors.Is(err, context.DeadlineExceeded) {

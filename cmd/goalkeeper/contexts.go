@@ -94,7 +94,7 @@ func loadContexts() (contexts, error) {
 	if err != nil {
 		return book, nil //nolint:nilerr // nothing can be remembered, so nothing is
 	}
-	raw, err := os.ReadFile(path) //nolint:gosec // the user's own file
+	raw, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return book, nil
 	}

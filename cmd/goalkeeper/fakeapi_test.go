@@ -95,7 +95,7 @@ func (a *fakeAPI) submit(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	body, _ := io.ReadAll(r.Body)
-	g, print, problem := goal.ParseGoal(body)
+	g, fingerprint, problem := goal.ParseGoal(body)
 	if problem != nil {
 		refuse(w, problem)
 		return
@@ -112,7 +112,7 @@ func (a *fakeAPI) submit(w http.ResponseWriter, r *http.Request) {
 		refuse(w, problem)
 		return
 	}
-	a.store(w, goal.Submission{TaskID: goal.TaskID("default", key), Tenant: "default", Key: key, Fingerprint: print, Goal: g})
+	a.store(w, goal.Submission{TaskID: goal.TaskID("default", key), Tenant: "default", Key: key, Fingerprint: fingerprint, Goal: g})
 }
 
 func (a *fakeAPI) dryRun(w http.ResponseWriter, problem *goal.Problem) {

@@ -13,6 +13,7 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
+	"github.com/goccy/go-yaml/token"
 
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 )
@@ -50,7 +51,7 @@ func readGoal(path string, stdin io.Reader) ([]byte, error) {
 func readInput(path string, stdin io.Reader) ([]byte, error) {
 	in := stdin
 	if path != "-" {
-		f, err := os.Open(path) //nolint:gosec // the user names it
+		f, err := os.Open(path)
 		if err != nil {
 			return nil, err
 		}
@@ -125,6 +126,10 @@ func (w *yamlWriter) scalar(n ast.Node) error {
 	case *ast.BoolNode:
 		return w.text(n.Value)
 	case *ast.StringNode:
+		if n.Token.Type == token.StringType && jsonNumber(n.Value) { // plain, but too long for the parser's integers
+			w.out.WriteString(n.Value)
+			return nil
+		}
 		return w.text(n.Value)
 	case *ast.LiteralNode:
 		return w.text(n.Value.Value)

@@ -32,6 +32,8 @@ type outputFlags struct {
 }
 
 // AfterApply tells the terminal what the flags say; kong calls it.
+//
+//nolint:unparam // kong wants an error
 func (o *outputFlags) AfterApply(t *terminal) error {
 	t.format, t.quiet = o.Output, o.Quiet
 	t.colour = t.live && !o.NoColor && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"

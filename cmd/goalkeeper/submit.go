@@ -75,7 +75,7 @@ func (c *submitCmd) follow(ctx context.Context, api *client, t *terminal, s subm
 			return err
 		}
 		s.Task = task
-		t.notef("%s", ending(t, task))
+		t.notef("%s", ending(task))
 		if err := submittedOut(t, s); err != nil {
 			return err
 		}

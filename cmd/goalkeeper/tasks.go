@@ -153,7 +153,7 @@ func stateAndReason(t *terminal, s goal.State, r goal.Reason) string {
 }
 
 // ending is one line about how a task ended.
-func ending(t *terminal, task goal.Task) string {
+func ending(task goal.Task) string {
 	line := stateAndReason(&terminal{}, task.Status, task.Reason)
 	if task.Detail != "" {
 		line += ": " + oneLine(task.Detail, 200)
@@ -263,7 +263,7 @@ func (c *waitCmd) Run(ctx context.Context, t *terminal) error {
 	if t.machine() {
 		err = t.document(task)
 	} else {
-		err = t.printf("%s\n", ending(t, task))
+		err = t.printf("%s\n", ending(task))
 	}
 	if err != nil {
 		return err

@@ -142,7 +142,7 @@ func stream(ctx context.Context, api *client, id string, after int, each func(go
 		return true, nil
 	}
 	if res.StatusCode != http.StatusOK {
-		body, _ := io.ReadAll(io.LimitReader(res.Body, 64<<10)) //nolint:errcheck // what there is explains the status
+		body, _ := io.ReadAll(io.LimitReader(res.Body, 64<<10)) // what there is explains the status
 		return false, problemOf(res, body)
 	}
 	err = readEvents(res.Body, func() { watchdog.Reset(silence) }, func(data string) error {
@@ -221,8 +221,7 @@ func watchLive(ctx context.Context, api *client, t *terminal, task goal.Task) (*
 	for {
 		if err := b.draw(time.Now()); err != nil {
 			cancel()
-			<-done
-			return nil, err
+			return nil, errors.Join(err, stopped(<-done))
 		}
 		select {
 		case e := <-events:
@@ -235,6 +234,14 @@ func watchLive(ctx context.Context, api *client, t *terminal, task goal.Task) (*
 			return end, err
 		}
 	}
+}
+
+// stopped is err, unless it only says that we ended the work.
+func stopped(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
 }
 
 // block is what a watch on a terminal shows of a task.
@@ -289,14 +296,14 @@ func (b *block) text(now time.Time) []string {
 	if task.Reason != "" {
 		state += " " + string(task.Reason)
 	}
-	head := oneLine(task.ID+"  "+state+"  "+task.Intent, room)
+	head := oneLine(task.ID+" "+state+": "+task.Intent, room)
 	lines := []string{strings.Replace(head, string(task.Status), t.paintState(task.Status), 1)}
 	meter := fmt.Sprintf("steps %d/%d", task.Usage.Steps, task.Guardrails.MaxSteps)
 	if task.Deadline != nil && !task.Status.Terminal() {
-		meter += "   time left " + task.Deadline.Sub(now).Truncate(time.Second).String()
+		meter += ", time left " + task.Deadline.Sub(now).Truncate(time.Second).String()
 	}
 	if b.of > 0 {
-		meter += fmt.Sprintf("   %d of %d reached", b.of-task.LeftTotal, b.of)
+		meter += fmt.Sprintf(", %d of %d reached", b.of-task.LeftTotal, b.of)
 	}
 	lines = append(lines, oneLine(meter, room))
 	if b.last != "" {

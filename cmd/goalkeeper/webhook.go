@@ -103,7 +103,9 @@ func serveUntil(ctx context.Context, s *http.Server, l net.Listener) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	err := s.Shutdown(ctx)
-	<-failed
+	if ended := <-failed; !errors.Is(ended, http.ErrServerClosed) {
+		return errors.Join(err, ended)
+	}
 	return err
 }
 
@@ -255,7 +257,7 @@ func whatElse(secret string, headers http.Header, body []byte) string {
 // readHeaders reads header fields; a request or status line before them and an
 // empty line after them are passed over.
 func readHeaders(path string) (http.Header, error) {
-	raw, err := os.ReadFile(path) //nolint:gosec // the user names it
+	raw, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
