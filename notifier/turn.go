@@ -94,14 +94,18 @@ func (n *Notifier) schedule(ctx context.Context, d goal.Delivery) error {
 	})
 }
 
-// putOff lets the turn come again without an attempt. A destination that never
-// lets it pass ends it with its lifetime.
+// putOff lets the turn come again without an attempt. What can never be tried
+// ends with its lifetime: listed as dead it can be sent again, while its record
+// would go silently one day.
 func (n *Notifier) putOff(ctx context.Context, d goal.Delivery, rev uint64, due goal.Due, at time.Time, why string) error {
 	now := time.Now().UTC()
-	if due.Request == "" && d.Total > 0 && now.After(d.Created.Add(lifetime)) {
+	if due.Request == "" && now.After(d.Created.Add(lifetime)) {
 		d.State, d.Next, d.Closed = goal.DeliveryExhausted, time.Time{}, now
-		_, err := n.conf.Records.UpdateDelivery(ctx, d, rev)
-		return err
+		if _, err := n.conf.Records.UpdateDelivery(ctx, d, rev); err != nil {
+			return fmt.Errorf("end delivery: %w", err)
+		}
+		n.metrics.closed.WithLabelValues(string(d.State)).Inc()
+		return nil
 	}
 	n.metrics.putOff.WithLabelValues(why).Inc()
 	t := due.Turn
