@@ -230,7 +230,10 @@ func (s *Store) readPartOnce(ctx context.Context, stream, filter string, from ui
 		return nil, false, fmt.Errorf("encode read: %w", err)
 	}
 	inbox := s.nc.NewInbox()
-	sub, err := s.nc.SubscribeSync(inbox)
+	// Room for the whole answer: a synchronous subscription would take half a
+	// megabyte for its own.
+	answers := make(chan *nats.Msg, readBatch+8)
+	sub, err := s.nc.ChanSubscribe(inbox, answers)
 	if err != nil {
 		return nil, false, fmt.Errorf("subscribe: %w", err)
 	}
@@ -241,9 +244,11 @@ func (s *Store) readPartOnce(ctx context.Context, stream, filter string, from ui
 	var part []Record
 	previous := "0"
 	for {
-		m, err := sub.NextMsgWithContext(ctx)
-		if err != nil {
-			return nil, false, fmt.Errorf("answer: %w", err)
+		var m *nats.Msg
+		select {
+		case <-ctx.Done():
+			return nil, false, fmt.Errorf("answer: %w", context.Cause(ctx))
+		case m = <-answers:
 		}
 		// A reconnect may swallow a part of the answer: a journal with a hole
 		// must not be taken for a whole one.

@@ -26,35 +26,38 @@ func (s *Store) Settle(ctx context.Context, acc goal.Accepted, r goal.Result, n 
 	ctx, cancel := bounded(ctx, callTimeout)
 	defer cancel()
 	r.Version, r.TaskID, r.Tenant, r.GoalSeq = goal.ResultVersion, acc.Submission.TaskID, acc.Submission.Tenant, acc.Seq
-	winner, err := s.decide(ctx, acc, r, n)
-	if err == nil {
-		err = s.durable(ctx)
-	}
-	if err == nil {
-		err = s.end(ctx, acc, winner)
-	}
+	winner, err := s.settle(ctx, acc, r, n)
 	if err != nil {
 		return goal.Result{}, fmt.Errorf("settle %s: %w", acc.Submission.TaskID, err)
 	}
 	return winner, nil
 }
 
-// decide creates the result, or reads the one that was first.
-func (s *Store) decide(ctx context.Context, acc goal.Accepted, r goal.Result, n int) (goal.Result, error) {
-	have, _, err := s.result(ctx, acc)
-	if !errors.Is(err, goal.ErrNotFound) {
-		return have, err
-	}
+func (s *Store) settle(ctx context.Context, acc goal.Accepted, r goal.Result, n int) (goal.Result, error) {
+	// The journal first: one that has ended has a result.
 	journal, err := s.readJournal(ctx, acc)
 	if err != nil {
 		return goal.Result{}, err
 	}
-	if len(journal.events) != n {
-		have, _, err := s.result(ctx, acc) // the end came after the first look
-		if errors.Is(err, goal.ErrNotFound) {
-			err = fmt.Errorf("the journal has %d events, not %d: %w", len(journal.events), n, goal.ErrFenced)
-		}
+	winner, err := s.decide(ctx, acc, r, len(journal.events)-n)
+	if err != nil {
+		return goal.Result{}, err
+	}
+	if err := s.durable(ctx); err != nil {
+		return goal.Result{}, err
+	}
+	return winner, s.end(ctx, acc, winner, journal)
+}
+
+// decide creates the result, or reads the one that was first. The caller must
+// not be behind the journal to create one.
+func (s *Store) decide(ctx context.Context, acc goal.Accepted, r goal.Result, behind int) (goal.Result, error) {
+	have, _, err := s.result(ctx, acc)
+	if !errors.Is(err, goal.ErrNotFound) {
 		return have, err
+	}
+	if behind != 0 {
+		return goal.Result{}, fmt.Errorf("the journal is %d events ahead: %w", behind, goal.ErrFenced)
 	}
 	data, err := s.encodeResult(&r)
 	if err != nil {
@@ -103,13 +106,9 @@ func (s *Store) encodeResult(r *goal.Result) ([]byte, error) {
 
 // end appends the terminal batch unless it is there. It follows whatever the
 // journal holds by then: its number is the last, and nothing comes after it.
-func (s *Store) end(ctx context.Context, acc goal.Accepted, r goal.Result) error {
+func (s *Store) end(ctx context.Context, acc goal.Accepted, r goal.Result, journal journalRead) error {
 	writer := newNonce()
 	for attempt := 0; ; attempt++ {
-		journal, err := s.readJournal(ctx, acc)
-		if err != nil {
-			return err
-		}
 		if journal.ended {
 			return s.durableRecord(ctx, journal.last)
 		}
@@ -125,6 +124,10 @@ func (s *Store) end(ctx context.Context, acc goal.Accepted, r goal.Result) error
 			return err
 		case !pause(ctx, attempt):
 			return unavailable(err)
+		}
+		// Somebody has appended since the journal was read.
+		if journal, err = s.readJournal(ctx, acc); err != nil {
+			return err
 		}
 	}
 }
