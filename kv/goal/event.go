@@ -61,7 +61,7 @@ type Observed struct {
 	StateHash string            `json:"state_hash,omitempty"`
 	Revisions map[string]uint64 `json:"revisions,omitempty"` // of the pre-conditioned entities, where the source has them
 	ETag      string            `json:"etag,omitempty"`
-	Guarded   string            `json:"guarded,omitempty"` // digest of pre-conditioned entities that have no revision
+	Guarded   map[string]string `json:"guarded,omitempty"` // digests of pre-conditioned entities that have no revision
 }
 
 // Replay says what may be done with a call that was in flight at a crash.

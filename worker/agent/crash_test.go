@@ -1,10 +1,11 @@
 package agent_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -49,18 +50,21 @@ func TestCrashAnywhere(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name  string
-		world func(*testing.T) *world
+		world func(testing.TB) *world
 	}{
-		{"three steps", func(t *testing.T) *world {
-			return newWorld(t, `{"a":{"1":1,"2":2,"3":3}}`, goal.Guardrails{})
+		{"three steps", func(tb testing.TB) *world {
+			tb.Helper()
+			return newWorld(tb, `{"a":{"1":1,"2":2,"3":3}}`, goal.Guardrails{})
 		}},
-		{"one answer with three actions", func(t *testing.T) *world {
-			w := newWorld(t, `{"a":{"1":1,"2":2,"3":3}}`, goal.Guardrails{})
+		{"one answer with three actions", func(tb testing.TB) *world {
+			tb.Helper()
+			w := newWorld(tb, `{"a":{"1":1,"2":2,"3":3}}`, goal.Guardrails{})
 			w.decide = w.everything
 			return w
 		}},
-		{"a refusal between", func(t *testing.T) *world {
-			w := newWorld(t, `{"a":{"1":1,"2":2}}`, goal.Guardrails{AllowedTools: []string{"put"}})
+		{"a refusal between", func(tb testing.TB) *world {
+			tb.Helper()
+			w := newWorld(tb, `{"a":{"1":1,"2":2}}`, goal.Guardrails{AllowedTools: []string{"put"}})
 			w.decide = func(s agent.Situation) (agent.Answer, error) {
 				if len(s.Steps) == 1 {
 					return agent.Answer{Actions: []goal.Action{action("touch", "b", "1", "1", "")}, Tokens: 10}, nil
@@ -69,13 +73,15 @@ func TestCrashAnywhere(t *testing.T) {
 			}
 			return w
 		}},
-		{"pre-conditions", func(t *testing.T) *world {
-			w := newWorld(t, `{"a":{"1":1,"2":2}}`, goal.Guardrails{})
+		{"pre-conditions", func(tb testing.TB) *world {
+			tb.Helper()
+			w := newWorld(tb, `{"a":{"1":1,"2":2}}`, goal.Guardrails{})
 			w.accepted.Submission.Goal.PreConditions = json.RawMessage(`{"revisions":{"a/1":0,"a/2":0,"c/1":0}}`)
 			return w
 		}},
-		{"pre-conditions without revisions", func(t *testing.T) *world {
-			w := newWorld(t, `{"a":{"1":1,"2":2}}`, goal.Guardrails{})
+		{"pre-conditions without revisions", func(tb testing.TB) *world {
+			tb.Helper()
+			w := newWorld(tb, `{"a":{"1":1,"2":2}}`, goal.Guardrails{})
 			w.revisions = nil
 			w.set("c", "1", json.Number("5"))
 			w.accepted.Submission.Goal.PreConditions = json.RawMessage(`{"c":{"1":5},"match":{"a":{"1":null}}}`)
@@ -152,7 +158,7 @@ func TestCrashWithAnUnsafeTool(t *testing.T) {
 	t.Parallel()
 	build := func() *world {
 		w := newWorld(t, `{"paid":{"W1":1}}`, goal.Guardrails{})
-		w.decide = func(s agent.Situation) (agent.Answer, error) {
+		w.decide = func(agent.Situation) (agent.Answer, error) {
 			return agent.Answer{Actions: []goal.Action{action("charge", "paid", "W1", "0", "")}}, nil
 		}
 		return w
@@ -254,7 +260,7 @@ func TestCrashLoop(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t, `{"x":{"1":1}}`, goal.Guardrails{MaxSteps: 50})
 		w.decide = func(s agent.Situation) (agent.Answer, error) {
-			return agent.Answer{Actions: []goal.Action{put("a", "1", fmt.Sprint(len(s.Steps)), "")}}, nil
+			return agent.Answer{Actions: []goal.Action{put("a", "1", strconv.Itoa(len(s.Steps)), "")}}, nil
 		}
 		for crashes(t, w, agent.AfterJournalDecision, 1) {
 		}
@@ -273,7 +279,7 @@ func TestCrashesProperty(t *testing.T) {
 		size := rapid.IntRange(1, 4).Draw(rt, "entities")
 		target := map[string]any{}
 		for i := range size {
-			target[fmt.Sprint(i)] = i
+			target[strconv.Itoa(i)] = i
 		}
 		raw, _ := json.Marshal(map[string]any{"a": target})
 		limits := goal.Guardrails{
@@ -323,7 +329,7 @@ func (w *world) wild(seed uint64) func(agent.Situation) (agent.Answer, error) {
 		case 4:
 			answer, _ = w.everything(s)
 		case 5:
-			answer.Actions = []goal.Action{action("touch", "b", "0", fmt.Sprint(random.IntN(2)), "")}
+			answer.Actions = []goal.Action{action("touch", "b", "0", strconv.Itoa(random.IntN(2)), "")}
 		default:
 			answer.Actions = []goal.Action{right}
 		}
@@ -339,4 +345,41 @@ func (w *world) lines() []string {
 		out[i] = string(raw)
 	}
 	return out
+}
+
+// FuzzHistory: no journal makes a worker panic, however it came to be.
+func FuzzHistory(f *testing.F) {
+	w := newWorld(f, `{"a":{"1":1,"2":2}}`, goal.Guardrails{})
+	w.end(goal.TargetStateReached)
+	whole, err := json.Marshal(w.events)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(whole)
+	f.Add([]byte(`[{"n":1,"type":"task.started.v1"},{"n":2,"type":"step.completed.v1","step":1}]`))
+	f.Add([]byte(`[{"n":1,"type":"task.started.v1","started":{"goal_seq":7}},{"type":"step.decided.v1","step":1,"decision":{"planned":[{}]}},{"type":"step.refused.v1","step":1,"refusal":{}}]`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		var events []goal.Event
+		if json.Unmarshal(raw, &events) != nil {
+			return
+		}
+		w := newWorld(t, `{"a":{"1":1,"2":2}}`, goal.Guardrails{})
+		task := agent.Task{Accepted: w.accepted, History: events}
+		env := agent.Environment{State: w, Tools: w, Planner: wordless{w}}
+		if _, err := agent.Run(t.Context(), task, env, discard{}, agent.Options{}); err != nil {
+			t.Errorf("Run() error %v", err)
+		}
+	})
+}
+
+// discard is a journal that takes everything.
+type discard struct{}
+
+func (discard) Append(context.Context, ...goal.Event) error { return nil }
+
+// wordless is the world's planner without its checks.
+type wordless struct{ *world }
+
+func (p wordless) Decide(_ context.Context, s agent.Situation) (agent.Answer, error) {
+	return p.reach(s)
 }

@@ -100,6 +100,9 @@ func (r *run) ready(ctx context.Context) error {
 	}
 	r.others = map[string]bool{}
 	for _, t := range all {
+		if !slices.Contains(goal.Replays(), t.Replay) {
+			t.Replay = goal.ReplayUnsafe // what nobody classified is never repeated
+		}
 		if r.goal.Guardrails.Allows(t.Name) && permits(t.Roles, r.task.Roles) {
 			r.tools = append(r.tools, t)
 		} else {
@@ -213,11 +216,11 @@ func clean(a goal.Action) goal.Action {
 	case len(a.Arguments) > maxArguments:
 		a.Malformed = fmt.Sprintf("The arguments are larger than %d bytes.", maxArguments)
 	default:
-		if _, err := object(a.Arguments); err == nil {
+		_, err := object(a.Arguments)
+		if err == nil {
 			return a
-		} else if a.Malformed = "The arguments are not a JSON object"; err != nil {
-			a.Malformed += ": " + err.Error()
 		}
+		a.Malformed = "The arguments are not a JSON object: " + err.Error()
 	}
 	a.Arguments, a.Malformed = nil, shorten(a.Malformed, maxMessage)
 	return a

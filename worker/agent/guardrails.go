@@ -2,6 +2,7 @@ package agent
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,13 +18,6 @@ const (
 	RefusedMaxTokens   = "max_tokens"        // the answer passed the limit, so it is not carried out
 	RefusedNotSent     = "not_sent"          // the toolbox could not send the call
 )
-
-// RefusalKinds lists every kind of refusal.
-func RefusalKinds() []string {
-	return []string{
-		RefusedNotAllowed, RefusedUnknownTool, RefusedArguments, RefusedNoAction, RefusedMaxTokens, RefusedNotSent,
-	}
-}
 
 // insistence is how often in a row a planner may be refused for a tool that is
 // not allowed, or for doing nothing, the last time included.
@@ -85,8 +79,8 @@ func cycle(period int) string {
 // refusals counts the refusals of that kind in a row, back from the last step.
 func (p *position) refusals(kind string) int {
 	n := 0
-	for i := len(p.steps) - 1; i >= 0; i-- {
-		if r := p.steps[i].Refusal; r == nil || r.Kind != kind {
+	for _, s := range slices.Backward(p.steps) {
+		if r := s.Refusal; r == nil || r.Kind != kind {
 			break
 		}
 		n++
@@ -98,8 +92,7 @@ func (p *position) refusals(kind string) int {
 // have a rule of their own neither count nor break the row.
 func (p *position) errors() int {
 	n := 0
-	for i := len(p.steps) - 1; i >= 0; i-- {
-		s := p.steps[i]
+	for _, s := range slices.Backward(p.steps) {
 		if s.Refusal != nil {
 			switch s.Refusal.Kind {
 			case RefusedNotAllowed, RefusedNoAction, RefusedMaxTokens:
@@ -150,6 +143,9 @@ func (p *position) notice(g goal.Goal, left int) string {
 		default:
 			return r.Message
 		}
+	}
+	if out := last.Outcome; out != nil && last.Decision.Replay.Mutates() && !out.OK() && effectOf(out) == "unknown" {
+		return fmt.Sprintf("It is not known whether step %d took effect. Judge by the state before calling %s again.", last.N, last.Decision.Tool)
 	}
 	if n, period := p.progress(); n >= 2 {
 		return fmt.Sprintf("The same %s came %d times in a row and changed nothing. After %d times the task ends: do something else.",

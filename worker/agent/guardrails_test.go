@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -20,7 +21,7 @@ const far = `{"far":{"1":1}}`
 
 // differently answers every question with another useless step.
 func differently(s agent.Situation) (agent.Answer, error) {
-	return agent.Answer{Actions: []goal.Action{put("a", "1", fmt.Sprint(len(s.Steps)), "")}, Tokens: 10}, nil
+	return agent.Answer{Actions: []goal.Action{put("a", "1", strconv.Itoa(len(s.Steps)), "")}, Tokens: 10}, nil
 }
 
 // same answers every question with the same useless step.
@@ -31,7 +32,7 @@ func same(agent.Situation) (agent.Answer, error) {
 // cycling answers with n useless steps in turn.
 func cycling(n int) func(agent.Situation) (agent.Answer, error) {
 	return func(s agent.Situation) (agent.Answer, error) {
-		return agent.Answer{Actions: []goal.Action{action("get", "a", fmt.Sprint(len(s.Steps)%n), "0", "")}}, nil
+		return agent.Answer{Actions: []goal.Action{action("get", "a", strconv.Itoa(len(s.Steps)%n), "0", "")}}, nil
 	}
 }
 
@@ -51,47 +52,69 @@ func TestGuardrails(t *testing.T) {
 		trip   goal.Trip
 	}{
 		{
-			"max_steps", goal.Guardrails{MaxSteps: 3}, differently, 3,
+			"max_steps",
+			goal.Guardrails{MaxSteps: 3},
+			differently, 3,
 			goal.Trip{Guardrail: goal.GuardrailMaxSteps, Limit: 3, Observed: 4, Step: 3},
 		},
 		{
-			"max_tokens", goal.Guardrails{MaxTokens: 29}, differently, 3,
+			"max_tokens",
+			goal.Guardrails{MaxTokens: 29},
+			differently, 3,
 			goal.Trip{Guardrail: goal.GuardrailMaxTokens, Limit: int64(29), Observed: int64(30), Step: 3},
 		},
 		{
-			"tool_not_allowed", goal.Guardrails{AllowedTools: []string{"put", "get"}}, script(forbidden, forbidden), 2,
+			"tool_not_allowed",
+			goal.Guardrails{AllowedTools: []string{"put", "get"}},
+			script(forbidden, forbidden), 2,
 			goal.Trip{Guardrail: goal.GuardrailToolNotAllowed, Limit: []string{"put", "get"}, Observed: "charge", Step: 2},
 		},
 		{
-			"tool outside allowed_tools that does not exist", goal.Guardrails{AllowedTools: []string{"put"}}, script(missing, missing), 2,
+			"tool outside allowed_tools that does not exist",
+			goal.Guardrails{AllowedTools: []string{"put"}},
+			script(missing, missing), 2,
 			goal.Trip{Guardrail: goal.GuardrailToolNotAllowed, Limit: []string{"put"}, Observed: "nosuch", Step: 2},
 		},
 		{
-			"the same step", goal.Guardrails{}, same, 3,
+			"the same step",
+			goal.Guardrails{},
+			same, 3,
 			goal.Trip{Guardrail: goal.GuardrailNoProgress, Limit: 3, Observed: 3, Step: 3},
 		},
 		{
-			"the same step, four times", goal.Guardrails{MaxRepeats: 4}, same, 4,
+			"the same step, four times",
+			goal.Guardrails{MaxRepeats: 4},
+			same, 4,
 			goal.Trip{Guardrail: goal.GuardrailNoProgress, Limit: 4, Observed: 4, Step: 4},
 		},
 		{
-			"the same step, once", goal.Guardrails{MaxRepeats: 1}, same, 2,
+			"the same step, once",
+			goal.Guardrails{MaxRepeats: 1},
+			same, 2,
 			goal.Trip{Guardrail: goal.GuardrailNoProgress, Limit: 2, Observed: 2, Step: 2},
 		},
 		{
-			"a cycle of two", goal.Guardrails{}, cycling(2), 6,
+			"a cycle of two",
+			goal.Guardrails{},
+			cycling(2), 6,
 			goal.Trip{Guardrail: goal.GuardrailNoProgress, Limit: 3, Observed: 3, Step: 6},
 		},
 		{
-			"a cycle of three", goal.Guardrails{}, cycling(3), 9,
+			"a cycle of three",
+			goal.Guardrails{},
+			cycling(3), 9,
 			goal.Trip{Guardrail: goal.GuardrailNoProgress, Limit: 3, Observed: 3, Step: 9},
 		},
 		{
-			"arguments that cannot be read", goal.Guardrails{MaxRepeats: 9}, script(broken, broken, broken), 3,
+			"arguments that cannot be read",
+			goal.Guardrails{MaxRepeats: 9},
+			script(broken, broken, broken), 3,
 			goal.Trip{Guardrail: goal.GuardrailNoProgress, Limit: 3, Observed: 3, Step: 3},
 		},
 		{
-			"unknown tools", goal.Guardrails{MaxConsecutiveErrors: 2}, script(missing, missing), 2,
+			"unknown tools",
+			goal.Guardrails{MaxConsecutiveErrors: 2},
+			script(missing, missing), 2,
 			goal.Trip{Guardrail: goal.GuardrailNoProgress, Limit: 2, Observed: 2, Step: 2},
 		},
 	} {
@@ -169,7 +192,7 @@ func TestPollingIsNotStandingStill(t *testing.T) {
 	w := newWorld(t, far, goal.Guardrails{MaxSteps: 8})
 	w.decide = same
 	w.watch = func(look int) error {
-		w.set("far", "1", json.Number(fmt.Sprint(10-look))) // the world moves while we poll
+		w.set("far", "1", json.Number(strconv.Itoa(10-look))) // the world moves while we poll
 		return nil
 	}
 	w.end(goal.TargetStateReached)
@@ -356,8 +379,11 @@ func (h *hanging) Observe(ctx context.Context, e []agent.Entity) (agent.Observat
 
 func (h *hanging) Call(ctx context.Context, c agent.Call) (goal.Outcome, error) {
 	if h.what == "tool" {
-		if h.hang(ctx); ctx.Err() != nil {
+		h.hang(ctx)
+		select {
+		case <-ctx.Done():
 			return goal.Outcome{Kind: goal.CallTimeout}, nil
+		default:
 		}
 	}
 	return h.world.Call(ctx, c)
@@ -576,4 +602,124 @@ func TestBalance(t *testing.T) {
 			t.Errorf("%d tokens are left, want 90", p.left)
 		}
 	})
+}
+
+// TestLastLook: what the look after a trip may not do.
+func TestLastLook(t *testing.T) {
+	t.Parallel()
+	t.Run("fails", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, far, goal.Guardrails{MaxSteps: 1})
+			w.decide = differently
+			w.watch = func(look int) error {
+				if look > 2 {
+					return errors.New("away")
+				}
+				return nil
+			}
+			r := w.end(goal.GuardrailMaxSteps)
+			if !strings.Contains(r.Detail, "could not be observed once more") || r.LeftTotal != 1 {
+				t.Errorf("detail %q, left %d", r.Detail, r.LeftTotal)
+			}
+		})
+	})
+	t.Run("is interrupted", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t, far, goal.Guardrails{MaxSteps: 1})
+		w.decide = differently
+		ctx, cancel := context.WithCancel(t.Context())
+		w.watch = func(look int) error {
+			if look > 2 {
+				cancel()
+			}
+			return nil
+		}
+		if _, err := w.run(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("Run() error %v", err)
+		}
+	})
+	t.Run("does not excuse a pre-condition", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, refund, goal.Guardrails{TimeoutSeconds: 10})
+			w.set("orders", "W1", "refunded")
+			w.accepted.Submission.Goal.PreConditions = json.RawMessage(`{"account":{"version":12}}`)
+			began := time.Now()
+			w.watch = func(int) error {
+				if time.Since(began) < 10*time.Second {
+					time.Sleep(4 * time.Second)
+					return errors.New("away")
+				}
+				return nil
+			}
+			w.opts.ObserveTries = 100
+			w.end(goal.GuardrailTimeout)
+		})
+	})
+}
+
+func TestToolsThatCannotBeListed(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		fails  int
+		reason goal.Reason
+	}{{"for a while", 3, goal.TargetStateReached}, {"for good", 1000, goal.DependencyUnavailable}} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, refund, goal.Guardrails{})
+				w.listErrors = c.fails
+				w.end(c.reason)
+			})
+		})
+	}
+}
+
+// TestUnclassifiedTool: what nobody classified is never repeated.
+func TestUnclassifiedTool(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, refund, goal.Guardrails{})
+	w.tools[2].Replay = ""
+	if !crashes(t, w, agent.BeforeCall, 1) {
+		t.Fatal("no crash")
+	}
+	if w.end(goal.OutcomeUnknown); len(w.calls) != 0 {
+		t.Errorf("%d calls", len(w.calls))
+	}
+}
+
+func TestNoticeAfterAnUnknownEffect(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, refund, goal.Guardrails{})
+	w.call = func(c agent.Call) (goal.Outcome, error) {
+		if c.Step == 1 {
+			return goal.Outcome{Kind: goal.CallTimeout}, nil
+		}
+		return goal.Outcome{}, nil
+	}
+	w.end(goal.TargetStateReached)
+	if got := w.asked[1].Notice; !strings.Contains(got, "not known whether step 1 took effect") {
+		t.Errorf("notice %q", got)
+	}
+}
+
+func TestReasonOf(t *testing.T) {
+	t.Parallel()
+	want := map[goal.ProblemType]goal.Reason{
+		goal.Forbidden: goal.PermissionDenied, goal.Unauthenticated: goal.PermissionDenied, goal.NotFound: goal.PermissionDenied,
+		goal.PreconditionMismatch: goal.PreconditionFailed, goal.TokenBalanceExhausted: goal.GuardrailMaxTokens,
+		goal.DependencyNotAvailable: goal.DependencyUnavailable, goal.StoreUnavailable: goal.DependencyUnavailable,
+		goal.RateLimited: goal.DependencyUnavailable, goal.QueueFull: goal.DependencyUnavailable, goal.InternalError: goal.Internal,
+	}
+	for _, kind := range goal.ProblemTypes() {
+		reason, ok := want[kind]
+		if !ok {
+			reason = goal.InvalidGoal
+		}
+		if got := agent.ReasonOf(goal.NewProblem(kind, "")); got != reason {
+			t.Errorf("ReasonOf(%s) = %s, want %s", kind, got, reason)
+		}
+	}
 }

@@ -2,7 +2,8 @@ package agent_test
 
 import (
 	"encoding/json"
-	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -16,7 +17,7 @@ func TestJournalEntriesStaySmall(t *testing.T) {
 	t.Parallel()
 	target := map[string]any{}
 	for i := range 200 {
-		target[fmt.Sprint(i)] = strings.Repeat("x", 4000)
+		target[strconv.Itoa(i)] = strings.Repeat("x", 4000)
 	}
 	raw, err := json.Marshal(map[string]any{"a": target})
 	if err != nil {
@@ -81,7 +82,7 @@ func TestNotesAreNotJournal(t *testing.T) {
 	if !crashes(t, w, agent.AfterCall, 2) {
 		t.Fatal("no crash")
 	}
-	task := agent.Task{Accepted: w.accepted, History: append(w.events[:len(w.events):len(w.events)], goal.Event{N: 99, Type: goal.KeyConflict})}
+	task := agent.Task{Accepted: w.accepted, History: append(slices.Clip(w.events), goal.Event{N: 99, Type: goal.KeyConflict})}
 	r, err := agent.Run(t.Context(), task, agent.Environment{State: w, Tools: w, Planner: planner{w}}, w, agent.Options{})
 	if err != nil || r.Usage.Steps != 2 {
 		t.Errorf("Run() = %+v, %v", r, err)

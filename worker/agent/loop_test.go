@@ -233,7 +233,7 @@ func TestRunCancelled(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t, `{"a":{"1":1,"2":2}}`, goal.Guardrails{})
 		asked, ask := context.WithCancel(t.Context())
-		w.opts.Cancel = asked
+		w.opts = agent.Options{Cancel: asked}
 		w.call = func(agent.Call) (goal.Outcome, error) {
 			ask()
 			return goal.Outcome{}, nil
@@ -247,7 +247,7 @@ func TestRunCancelled(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t, refund, goal.Guardrails{})
 		asked, ask := context.WithCancel(t.Context())
-		w.opts.Cancel = asked
+		w.opts = agent.Options{Cancel: asked}
 		w.decide = func(agent.Situation) (agent.Answer, error) {
 			ask()
 			return agent.Answer{}, context.Canceled

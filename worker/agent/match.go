@@ -2,7 +2,6 @@ package agent
 
 import (
 	"encoding/json"
-	"maps"
 	"slices"
 	"strings"
 
@@ -51,7 +50,12 @@ type matcher struct {
 
 func (m *matcher) object(target, state map[string]any) {
 	depth := len(m.path)
-	for _, name := range slices.Sorted(maps.Keys(target)) {
+	names := make([]string, 0, len(target))
+	for name := range target {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
 		m.path = appendToken(m.path[:depth], name)
 		have, present := state[name]
 		m.member(target[name], have, present)

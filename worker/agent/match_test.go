@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -15,15 +16,15 @@ import (
 )
 
 // tree decodes an object.
-func tree(t testing.TB, raw string) map[string]any {
-	t.Helper()
+func tree(tb testing.TB, raw string) map[string]any {
+	tb.Helper()
 	v, err := goal.Decode([]byte(raw))
 	if err != nil {
-		t.Fatalf("Decode(%s): %v", raw, err)
+		tb.Fatalf("Decode(%s): %v", raw, err)
 	}
 	members, ok := v.(map[string]any)
 	if !ok {
-		t.Fatalf("%s is not an object", raw)
+		tb.Fatalf("%s is not an object", raw)
 	}
 	return members
 }
@@ -246,10 +247,10 @@ func BenchmarkLeft(b *testing.B) {
 	for i := range 10 {
 		members, found := map[string]any{}, map[string]any{}
 		for j := range 5 {
-			members[fmt.Sprint(j)] = json.Number(fmt.Sprint(j))
-			found[fmt.Sprint(j)] = json.Number(fmt.Sprint(j))
+			members[strconv.Itoa(j)] = json.Number(strconv.Itoa(j))
+			found[strconv.Itoa(j)] = json.Number(strconv.Itoa(j))
 		}
-		target[fmt.Sprint(i)], state[fmt.Sprint(i)] = members, found
+		target[strconv.Itoa(i)], state[strconv.Itoa(i)] = members, found
 	}
 	state["0"] = map[string]any{"1": json.Number("7")}
 	b.ReportAllocs()

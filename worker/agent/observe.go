@@ -43,7 +43,7 @@ func (r *run) look(ctx context.Context, within time.Duration) error {
 		Observation: obs, state: obs.State, left: left, version: v,
 		observed: goal.Observed{
 			Left: cutDifferences(left), LeftTotal: len(left), Leaves: Leaves(r.target),
-			StateHash: stateHash(obs.State, r.hashed), Revisions: v.revisions, ETag: v.etag, Guarded: v.digest,
+			StateHash: stateHash(obs.State, r.hashed), Revisions: v.revisions, ETag: v.etag, Guarded: v.digests,
 		},
 	}
 	return nil
@@ -98,7 +98,7 @@ func (r *run) lookPatiently(ctx context.Context) error {
 func (p *position) knows(o goal.Observed) bool {
 	old := p.observed
 	return old != nil && p.mine == nil && p.open == nil && old.StateHash == o.StateHash && old.LeftTotal == o.LeftTotal &&
-		old.ETag == o.ETag && old.Guarded == o.Guarded && maps.Equal(old.Revisions, o.Revisions)
+		old.ETag == o.ETag && maps.Equal(old.Guarded, o.Guarded) && maps.Equal(old.Revisions, o.Revisions)
 }
 
 // lastLook observes once more before the task ends without success, on a grace

@@ -95,16 +95,15 @@ func (g guard) armed() bool { return len(g.entities) > 0 || g.etag }
 type version struct {
 	revisions map[string]uint64
 	etag      string
-	digest    string // of the entities that have no revision
+	digests   map[string]string // of the entities that have no revision
 }
 
 // versionOf is the version of the guarded entities in an observation.
 func (g guard) versionOf(obs Observation) version {
-	v := version{revisions: map[string]uint64{}}
+	v := version{revisions: map[string]uint64{}, digests: map[string]string{}}
 	if g.etag {
 		v.etag = obs.ETag
 	}
-	var bare []Entity
 	for _, e := range g.entities {
 		before := len(v.revisions)
 		for key, revision := range obs.Revisions {
@@ -113,11 +112,8 @@ func (g guard) versionOf(obs Observation) version {
 			}
 		}
 		if len(v.revisions) == before {
-			bare = append(bare, e)
+			v.digests[e.Key()] = exactDigest(project(obs.State, []Entity{e}))
 		}
-	}
-	if len(bare) > 0 {
-		v.digest = exactDigest(project(obs.State, bare))
 	}
 	return v
 }
@@ -129,9 +125,7 @@ func (guard) covers(e Entity, key string) bool {
 
 // journaled is the version that was journaled with an observation.
 func journaled(o goal.Observed) version {
-	v := version{revisions: map[string]uint64{}, etag: o.ETag, digest: o.Guarded}
-	maps.Copy(v.revisions, o.Revisions)
-	return v
+	return version{revisions: o.Revisions, etag: o.ETag, digests: o.Guarded}
 }
 
 // wrote advances the version over one of our own calls; after is what was
@@ -146,9 +140,19 @@ func (g guard) wrote(v version, out goal.Outcome, after version) version {
 	if !out.OK() || out.Revisions == nil {
 		return after
 	}
-	next := version{revisions: maps.Clone(v.revisions), etag: after.etag, digest: after.digest}
+	next := version{revisions: maps.Clone(v.revisions), etag: after.etag, digests: maps.Clone(v.digests)}
 	for key, revision := range out.Revisions {
-		if slices.ContainsFunc(g.entities, func(e Entity) bool { return g.covers(e, key) }) {
+		for _, e := range g.entities {
+			if !g.covers(e, key) {
+				continue
+			}
+			if digest, ok := after.digests[e.Key()]; ok {
+				next.digests[e.Key()] = digest
+				continue
+			}
+			if next.revisions == nil {
+				next.revisions = map[string]uint64{}
+			}
 			next.revisions[key] = revision
 		}
 	}
@@ -158,9 +162,7 @@ func (g guard) wrote(v version, out goal.Outcome, after version) version {
 // changes lists what is not as it should be.
 func (v version) changes(now version) []goal.Difference {
 	out := []goal.Difference{}
-	keys := maps.Clone(v.revisions)
-	maps.Copy(keys, now.revisions)
-	for _, key := range slices.Sorted(maps.Keys(keys)) {
+	for _, key := range keysOf(v.revisions, now.revisions) {
 		want, expected := v.revisions[key]
 		have, found := now.revisions[key]
 		if want != have || expected != found {
@@ -170,8 +172,24 @@ func (v version) changes(now version) []goal.Difference {
 	if v.etag != now.etag {
 		out = append(out, difference("/etag", v.etag, now.etag))
 	}
-	if v.digest != now.digest {
-		out = append(out, difference("/state_hash", "sha256:"+v.digest, "sha256:"+now.digest))
+	for _, key := range keysOf(v.digests, now.digests) {
+		want, expected := v.digests[key]
+		have, found := now.digests[key]
+		if want != have {
+			e := EntityOf(key)
+			at := pointer(e.Collection, e.ID)
+			if e.ID == "" {
+				at = pointer(e.Collection)
+			}
+			out = append(out, difference(at, optional("digest:"+want, expected), optional("digest:"+have, found)))
+		}
 	}
 	return out
+}
+
+// keysOf are the keys of both maps, once each and sorted.
+func keysOf[V any](a, b map[string]V) []string {
+	keys := slices.AppendSeq(slices.Collect(maps.Keys(a)), maps.Keys(b))
+	slices.Sort(keys)
+	return slices.Compact(keys)
 }

@@ -16,10 +16,10 @@ import (
 )
 
 // observation is what the checks of these tests see.
-func observation(t testing.TB) agent.Observation {
-	t.Helper()
+func observation(tb testing.TB) agent.Observation {
+	tb.Helper()
 	return agent.Observation{
-		State:     tree(t, `{"account_version":12,"orders":{"W1":{"status":"open","total":30.0}}}`),
+		State:     tree(tb, `{"account_version":12,"orders":{"W1":{"status":"open","total":30.0}}}`),
 		Revisions: map[string]uint64{"orders/W1": 9007199254740993, "orders/W2": 0},
 		ETag:      `"v1"`,
 	}
@@ -44,9 +44,11 @@ func TestCheck(t *testing.T) {
 		{"revision, exactly", `{"revisions":{"orders/W1":9007199254740992}}`, `[{"pointer":"/revisions/orders~1W1","want":9007199254740992,"have":9007199254740993}]`},
 		{"revision that the source does not tell", `{"revisions":{"orders/W3":0}}`, `[{"pointer":"/revisions/orders~1W3","want":0}]`},
 		{"state_hash", `{"state_hash":"` + other + `"}`, `[{"pointer":"/state_hash","want":"` + other + `","have":"` + hash + `"}]`},
-		{"all fail, in order", `{"b":1,"a":1,"match":{"c":1},"revisions":{"orders/W2":1},"etag":"\"v0\""}`,
+		{
+			"all fail, in order", `{"b":1,"a":1,"match":{"c":1},"revisions":{"orders/W2":1},"etag":"\"v0\""}`,
 			`[{"pointer":"/etag","want":"\"v0\"","have":"\"v1\""},{"pointer":"/revisions/orders~1W2","want":1,"have":0},` +
-				`{"pointer":"/c","want":1},{"pointer":"/a","want":1},{"pointer":"/b","want":1}]`},
+				`{"pointer":"/c","want":1},{"pointer":"/a","want":1},{"pointer":"/b","want":1}]`,
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

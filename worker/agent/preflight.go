@@ -3,6 +3,8 @@ package agent
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -192,12 +194,9 @@ func (p *preflight) tools(ctx context.Context) bool {
 func toolErrors(allowed, unknown []string) []goal.FieldError {
 	var out []goal.FieldError
 	for i, name := range allowed {
-		for _, u := range unknown {
-			if name == u {
-				at := pointer("guardrails", "allowed_tools", fmt.Sprint(i))
-				out = append(out, goal.FieldError{Pointer: at, Detail: "the environment has no such tool"})
-				break
-			}
+		if slices.Contains(unknown, name) {
+			at := pointer("guardrails", "allowed_tools", strconv.Itoa(i))
+			out = append(out, goal.FieldError{Pointer: at, Detail: "the environment has no such tool"})
 		}
 	}
 	return out

@@ -37,7 +37,7 @@ func fold(events []goal.Event, seq uint64, g guard) *position {
 	p := &position{guard: g}
 	ours := false
 	for _, e := range events {
-		if e.Type == goal.KeyConflict || e.Type == goal.TaskEnded {
+		if !ofJournal(e) {
 			continue
 		}
 		if e.Type == goal.TaskStarted {
@@ -50,6 +50,25 @@ func fold(events []goal.Event, seq uint64, g guard) *position {
 		p.last = max(p.last, e.N)
 	}
 	return p
+}
+
+// ofJournal reports whether an event is one of ours and whole. What is not
+// moves nothing: a note of others, or a type that a newer version writes.
+func ofJournal(e goal.Event) bool {
+	switch e.Type {
+	case goal.TaskStarted, goal.TaskResumed:
+		return e.Started != nil
+	case goal.StepDecided:
+		return e.Decision != nil
+	case goal.StepRefused:
+		return e.Refusal != nil
+	case goal.StepCompleted:
+		return e.Outcome != nil
+	case goal.StateObserved:
+		return e.Observed != nil
+	case goal.KeyConflict, goal.TaskEnded:
+	}
+	return false
 }
 
 // apply moves the position over one event.
@@ -106,7 +125,7 @@ func (p *position) refused(e goal.Event) {
 func (p *position) completed(e goal.Event) {
 	p.resumed = 0
 	in := p.inFlight()
-	if in == nil {
+	if in == nil || in.N != e.Step {
 		return
 	}
 	in.Outcome = e.Outcome

@@ -32,7 +32,7 @@ type Options struct {
 	Cancelled func(ctx context.Context) (bool, error)
 	// Cancel is done once the task is known to be cancelled: reading, waiting
 	// and deciding stop at once, a tool call is let finish. nil: never.
-	Cancel context.Context //nolint:containedctx // a signal that outlives no call of Run
+	Cancel context.Context
 	// Stop is closed when the worker wants its tasks back: Run returns
 	// ErrStopped between two steps. nil: never.
 	Stop <-chan struct{}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -46,11 +45,12 @@ type world struct {
 	envRoles []string
 
 	redelivered bool
+	listErrors  int // so often the tools cannot be listed
 	from        int // events up to here belong to an earlier submission
 }
 
-func newWorld(t testing.TB, target string, limits goal.Guardrails) *world {
-	t.Helper()
+func newWorld(tb testing.TB, target string, limits goal.Guardrails) *world {
+	tb.Helper()
 	if limits.MaxSteps == 0 {
 		limits.MaxSteps = 12
 	}
@@ -58,16 +58,18 @@ func newWorld(t testing.TB, target string, limits goal.Guardrails) *world {
 		limits.TimeoutSeconds = 60
 	}
 	w := &world{
-		t: t, docs: map[string]map[string]any{}, revisions: map[string]uint64{}, answers: map[string]string{},
+		t: tb, docs: map[string]map[string]any{}, revisions: map[string]uint64{}, answers: map[string]string{},
 		tools: []agent.ToolSpec{
-			{Name: "charge", Replay: goal.ReplayUnsafe}, {Name: "get", Replay: goal.ReplayRead},
-			{Name: "put", Replay: goal.ReplayKeyed}, {Name: "touch", Replay: goal.ReplayIdempotent},
+			{Name: "charge", Replay: goal.ReplayUnsafe},
+			{Name: "get", Replay: goal.ReplayRead},
+			{Name: "put", Replay: goal.ReplayKeyed},
+			{Name: "touch", Replay: goal.ReplayIdempotent},
 		},
 	}
 	w.decide = w.reach
 	w.accepted = goal.Accepted{
 		Submission: goal.Submission{
-			TaskID: goal.TaskID("default", t.Name()), Tenant: "default", Traceparent: "00-11111111111111111111111111111111-2222222222222222-01",
+			TaskID: goal.TaskID("default", tb.Name()), Tenant: "default", Traceparent: "00-11111111111111111111111111111111-2222222222222222-01",
 			Goal: goal.Goal{Objective: goal.Objective{Intent: "reach it", TargetState: json.RawMessage(target)}, Guardrails: limits},
 		},
 		Seq: 7,
@@ -156,7 +158,12 @@ func (w *world) Observe(ctx context.Context, entities []agent.Entity) (agent.Obs
 }
 
 // List implements agent.Toolbox.
-func (w *world) List(context.Context) ([]agent.ToolSpec, error) { return w.tools, nil }
+func (w *world) List(context.Context) ([]agent.ToolSpec, error) {
+	if w.listErrors--; w.listErrors >= 0 {
+		return nil, errors.New("away")
+	}
+	return w.tools, nil
+}
 
 // Call implements agent.Toolbox: put and touch set a document, get reads one,
 // charge counts up and does so each time that it is called.
@@ -235,15 +242,15 @@ func (w *world) Append(ctx context.Context, events ...goal.Event) error {
 }
 
 // recode is the event as it comes out of a store.
-func recode(t testing.TB, e goal.Event) goal.Event {
-	t.Helper()
+func recode(tb testing.TB, e goal.Event) goal.Event {
+	tb.Helper()
 	raw, err := goal.Marshal(e)
 	if err != nil {
-		t.Fatalf("encode event: %v", err)
+		tb.Fatalf("encode event: %v", err)
 	}
 	var out goal.Event
 	if err := json.Unmarshal(raw, &out); err != nil {
-		t.Fatalf("decode event: %v", err)
+		tb.Fatalf("decode event: %v", err)
 	}
 	return out
 }
@@ -305,15 +312,6 @@ func (w *world) types() []goal.EventType {
 	out := make([]goal.EventType, len(w.events))
 	for i, e := range w.events {
 		out[i] = e.Type
-	}
-	return out
-}
-
-// snapshot is a copy of the documents.
-func (w *world) snapshot() map[string]map[string]any {
-	out := map[string]map[string]any{}
-	for c, members := range w.docs {
-		out[c] = maps.Clone(members)
 	}
 	return out
 }
