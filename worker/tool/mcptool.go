@@ -185,7 +185,7 @@ func inexact(r *mcp.CallToolResult) bool {
 func hasLarge(v any) bool {
 	switch v := v.(type) {
 	case float64:
-		return math.Abs(v) > 1<<53
+		return math.Abs(v) >= 1<<53
 	case map[string]any:
 		for _, m := range v {
 			if hasLarge(m) {
