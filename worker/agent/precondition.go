@@ -140,23 +140,30 @@ func (g guard) wrote(v version, out goal.Outcome, after version) version {
 	if !out.OK() || out.Revisions == nil {
 		return after
 	}
-	next := version{revisions: maps.Clone(v.revisions), etag: after.etag, digests: maps.Clone(v.digests)}
+	next := version{revisions: map[string]uint64{}, etag: after.etag, digests: map[string]string{}}
+	maps.Copy(next.revisions, v.revisions)
+	maps.Copy(next.digests, v.digests)
+	for key := range out.Revisions {
+		advance(next.revisions, after.revisions, key)
+		advance(next.digests, after.digests, key)
+	}
 	for key, revision := range out.Revisions {
-		for _, e := range g.entities {
-			if !g.covers(e, key) {
-				continue
-			}
-			if digest, ok := after.digests[e.Key()]; ok {
-				next.digests[e.Key()] = digest
-				continue
-			}
-			if next.revisions == nil {
-				next.revisions = map[string]uint64{}
-			}
+		if _, guarded := after.revisions[key]; guarded {
 			next.revisions[key] = revision
 		}
 	}
 	return next
+}
+
+// advance takes over what a write of the entity with that key moves: itself,
+// the root member that holds it and, for a root member, all that it holds.
+func advance[V any](next, after map[string]V, written string) {
+	e := EntityOf(written)
+	for key, v := range after {
+		if key == written || key == e.Collection || e.ID == "" && strings.HasPrefix(key, e.Collection+"/") {
+			next[key] = v
+		}
+	}
 }
 
 // changes lists what is not as it should be.

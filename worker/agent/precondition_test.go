@@ -185,6 +185,64 @@ func TestToolThatDoesNotSayWhatItWrote(t *testing.T) {
 	w.end(goal.TargetStateReached)
 }
 
+// wholeMember is a world whose root members are documents of their own: all
+// entities of one have its revision.
+type wholeMember struct{ *world }
+
+func (w wholeMember) Observe(ctx context.Context, entities []agent.Entity) (agent.Observation, error) {
+	obs, err := w.world.Observe(ctx, entities)
+	for key := range obs.Revisions {
+		obs.Revisions[key] = w.revision(agent.EntityOf(key).Collection)
+	}
+	return obs, err
+}
+
+func (w wholeMember) Call(ctx context.Context, c agent.Call) (goal.Outcome, error) {
+	out, err := w.world.Call(ctx, c)
+	for key := range out.Revisions {
+		e := agent.EntityOf(key)
+		out.Revisions = map[string]uint64{e.Collection: w.revision(e.Collection)}
+	}
+	return out, err
+}
+
+func (w wholeMember) revision(collection string) (sum uint64) {
+	for key, revision := range w.revisions {
+		if agent.EntityOf(key).Collection == collection {
+			sum += revision
+		}
+	}
+	return sum
+}
+
+func TestWriteOfAWholeMemberIsOurOwn(t *testing.T) {
+	t.Parallel()
+	for _, pre := range []string{`{"revisions":{"a/1":0,"a/2":0}}`, `{"a":{}}`, `{"match":{"a":{}},"revisions":{"a/2":0}}`} {
+		for _, foreign := range []bool{false, true} {
+			w := newWorld(t, `{"a":{"1":1,"2":2}}`, goal.Guardrails{})
+			if strings.Contains(pre, "{}") {
+				w.docs["a"] = map[string]any{"0": json.Number("0")}
+			}
+			w.accepted.Submission.Goal.PreConditions = json.RawMessage(pre)
+			w.decide = func(s agent.Situation) (agent.Answer, error) {
+				if len(s.Steps) == 1 && foreign {
+					w.set("a", "3", "foreign")
+				}
+				return w.reach(s)
+			}
+			env := agent.Environment{State: wholeMember{w}, Tools: wholeMember{w}, Planner: planner{w}}
+			r, err := agent.Run(t.Context(), agent.Task{Accepted: w.accepted}, env, w, agent.Options{})
+			want := goal.TargetStateReached
+			if foreign {
+				want = goal.PreconditionFailed
+			}
+			if err != nil || r.Reason != want {
+				t.Errorf("%s, foreign %t: %s %+v %v, want %s", pre, foreign, r.Reason, r.Checks, err, want)
+			}
+		}
+	}
+}
+
 func TestReadingToolsAreNotGuarded(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, refund, goal.Guardrails{})
