@@ -92,7 +92,7 @@ type Config struct {
 	CORSOrigins []string         // "https://app.example.com", or "*"
 
 	Metrics    http.Handler          // GET /metrics; nil: none
-	Pages      http.Handler          // GET of unknown paths by browsers; nil: none
+	Pages      http.Handler          // what browsers ask for outside of the API; nil: none
 	Admin      http.Handler          // /v1/admin/*, for the role admin; nil: none
 	Registerer prometheus.Registerer // nil: nothing is counted
 	Log        *slog.Logger          // nil: slog.Default

@@ -23,6 +23,8 @@ type Summary struct {
 	Usage       goal.Usage  `json:"usage"`
 	LeftTotal   int         `json:"left_total"`
 	Links       goal.Links  `json:"links"`
+	Worker      string      `json:"-"` // who wrote the last event
+	ChangedAt   time.Time   `json:"-"` // time of the last event
 }
 
 const (
@@ -169,7 +171,10 @@ func (r *row) apply(e goal.Event) {
 		return
 	}
 	r.n = e.N
-	r.Status = goal.Running
+	r.Status, r.ChangedAt = goal.Running, e.Time.UTC()
+	if e.Worker != "" {
+		r.Worker = e.Worker
+	}
 	if e.Observed != nil {
 		r.LeftTotal = e.Observed.LeftTotal
 	}
@@ -232,6 +237,26 @@ func (p *projection) page(tenant string, f filter, now time.Time) (rows []Summar
 		last = r.seq
 	}
 	return rows, 0, l.whole
+}
+
+// EachTask calls fn for the tenant's listed tasks, newest first, until fn
+// returns false; fn must return soon, for the list waits. It says whether the
+// list is whole, which it is not while it is rebuilt after a start. It may be
+// called concurrently.
+func (s *Server) EachTask(tenant string, fn func(Summary) bool) (whole bool) {
+	p, now := s.lists, time.Now()
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	l := p.tenants[tenant]
+	if l == nil {
+		return true
+	}
+	for _, r := range slices.Backward(l.order) {
+		if !r.ExpiresAt.Before(now) && !fn(r.Summary) {
+			break
+		}
+	}
+	return l.whole
 }
 
 // cut shortens s to at most n bytes at a rune boundary.

@@ -87,20 +87,21 @@ func (s *Server) onlyAdmin(next http.Handler) http.Handler {
 	})
 }
 
-// notFound hands a browser's GET to the pages, if there are any.
+// notFound hands what a browser asks for to the pages, if there are any.
 func (s *Server) notFound(w http.ResponseWriter, r *http.Request) {
-	reads := r.Method == http.MethodGet || r.Method == http.MethodHead
-	if s.cfg.Pages != nil && reads && !strings.HasPrefix(r.URL.Path, "/v1/") && s.pageWanted(r) {
+	if s.cfg.Pages != nil && !strings.HasPrefix(r.URL.Path, "/v1/") && s.pageWanted(r) {
 		s.cfg.Pages.ServeHTTP(w, r)
 		return
 	}
 	s.fail(w, r, goal.NewProblem(goal.NotFound, "there is no such path"))
 }
 
-// pageWanted: a browser asks for text/html, and for what a page is made of with
-// a wildcard and Sec-Fetch-Dest.
+// pageWanted: a browser asks for text/html, also when it sends a form. For what
+// a page is made of it asks with a wildcard, and where the connection is not
+// trustworthy without Sec-Fetch-Dest: that lies under /assets/.
 func (s *Server) pageWanted(r *http.Request) bool {
-	return strings.Contains(r.Header.Get("Accept"), "text/html") || r.Header.Get("Sec-Fetch-Dest") != ""
+	return strings.Contains(r.Header.Get("Accept"), "text/html") || r.Header.Get("Sec-Fetch-Dest") != "" ||
+		strings.HasPrefix(r.URL.Path, "/assets/")
 }
 
 // methodNotAllowed says which methods the path has.
