@@ -6,7 +6,7 @@ import "golang.org/x/sys/unix"
 func syncFileSystem(fd uintptr) error {
 	for {
 		err := unix.Syncfs(int(fd))
-		if err != unix.EINTR { //nolint:errorlint // unix returns the bare Errno
+		if err != unix.EINTR {
 			return err
 		}
 	}

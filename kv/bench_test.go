@@ -59,6 +59,7 @@ func callTimes(b *testing.B, callers int, f func()) {
 
 func BenchmarkSubmit(b *testing.B) {
 	parallel(b, func(b *testing.B, s *kv.Store, next func() string) {
+		b.Helper()
 		if _, _, err := s.Submit(b.Context(), submission(next())); err != nil {
 			b.Error(err)
 		}
@@ -67,6 +68,7 @@ func BenchmarkSubmit(b *testing.B) {
 
 func BenchmarkSubmitReplay(b *testing.B) {
 	parallel(b, func(b *testing.B, s *kv.Store, _ func() string) {
+		b.Helper()
 		if _, _, err := s.Submit(b.Context(), submission("replayed")); err != nil {
 			b.Error(err)
 		}
@@ -97,6 +99,7 @@ func BenchmarkAppend(b *testing.B) {
 
 func BenchmarkSettle(b *testing.B) {
 	parallel(b, func(b *testing.B, s *kv.Store, next func() string) {
+		b.Helper()
 		acc, _, err := s.Submit(b.Context(), submission(next()))
 		if err != nil {
 			b.Error(err)

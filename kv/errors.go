@@ -46,8 +46,8 @@ func classify(err error) writeOutcome {
 	if err == nil {
 		return writeStored
 	}
-	var api *jetstream.APIError
-	if !errors.As(err, &api) {
+	api, ok := errors.AsType[*jetstream.APIError](err)
+	if !ok {
 		return classifyTransport(err)
 	}
 	switch api.ErrorCode { //nolint:exhaustive // every other code is refused or temporary, by its status below

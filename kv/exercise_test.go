@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,11 +21,18 @@ import (
 	"github.com/goalkeeper-dev/goalkeeper/kv/kvtest"
 )
 
+// env is what one exercise runs in.
+type env struct {
+	*testing.T
+	c *kvtest.Cluster
+	s *kv.Store
+}
+
 // exercise is everything that must hold on one node and on three alike: error
 // codes and stale reads differ.
 var exercise = []struct {
 	name string
-	run  func(t *testing.T, c *kvtest.Cluster, s *kv.Store)
+	run  func(e env)
 }{
 	{"records", exerciseRecords},
 	{"200 creates have one winner", exerciseCreateRace},
@@ -55,10 +63,10 @@ func TestExercise(t *testing.T) {
 			t.Parallel()
 			c := kvtest.Server(t, kvtest.Options{Nodes: nodes})
 			s := c.Store(t)
-			for _, e := range exercise {
-				t.Run(e.name, func(t *testing.T) {
+			for _, x := range exercise {
+				t.Run(x.name, func(t *testing.T) {
 					t.Parallel()
-					e.run(t, c, s)
+					x.run(env{t, c, s})
 				})
 			}
 		})
@@ -66,9 +74,9 @@ func TestExercise(t *testing.T) {
 }
 
 // taskID is a task of the test's own.
-func taskID(t testing.TB, more ...string) string {
-	t.Helper()
-	return "tsk_" + kv.DigestKey(append(more, t.Name())...)[:32]
+func taskID(tb testing.TB, more ...string) string {
+	tb.Helper()
+	return "tsk_" + kv.DigestKey(append(more, tb.Name())...)[:32]
 }
 
 func submission(task string) goal.Submission {
@@ -82,20 +90,20 @@ func submission(task string) goal.Submission {
 	}
 }
 
-func submit(t testing.TB, s *kv.Store, task string) goal.Accepted {
-	t.Helper()
-	acc, created, err := s.Submit(t.Context(), submission(task))
+func submit(tb testing.TB, s *kv.Store, task string) goal.Accepted {
+	tb.Helper()
+	acc, created, err := s.Submit(tb.Context(), submission(task))
 	if err != nil || !created {
-		t.Fatalf("Submit(%s) = created %v, %v", task, created, err)
+		tb.Fatalf("Submit(%s) = created %v, %v", task, created, err)
 	}
 	return acc
 }
 
-func open(t testing.TB, s *kv.Store, acc goal.Accepted) (*kv.Journal, []goal.Event) {
-	t.Helper()
-	j, events, err := s.OpenJournal(t.Context(), acc)
+func open(tb testing.TB, s *kv.Store, acc goal.Accepted) (*kv.Journal, []goal.Event) {
+	tb.Helper()
+	j, events, err := s.OpenJournal(tb.Context(), acc)
 	if err != nil {
-		t.Fatalf("OpenJournal: %v", err)
+		tb.Fatalf("OpenJournal: %v", err)
 	}
 	return j, events
 }
@@ -119,31 +127,32 @@ func failed() goal.Result {
 }
 
 // must fails the test unless err is want.
-func must(t testing.TB, what string, err, want error) {
-	t.Helper()
+func must(tb testing.TB, what string, err, want error) {
+	tb.Helper()
 	if !errors.Is(err, want) {
-		t.Fatalf("%s: error is %v, want %v", what, err, want)
+		tb.Fatalf("%s: error is %v, want %v", what, err, want)
 	}
 }
 
 // numbers checks that events are numbered from 1 without gaps, notes aside.
-func numbers(t testing.TB, events []goal.Event, want int) {
-	t.Helper()
+func numbers(tb testing.TB, events []goal.Event, want int) {
+	tb.Helper()
 	n := 0
 	for _, e := range events {
 		if e.N == 0 {
 			continue
 		}
 		if n++; e.N != n {
-			t.Fatalf("event %d has number %d", n, e.N)
+			tb.Fatalf("event %d has number %d", n, e.N)
 		}
 	}
 	if n != want {
-		t.Fatalf("%d events, want %d", n, want)
+		tb.Fatalf("%d events, want %d", n, want)
 	}
 }
 
-func exerciseRecords(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
+func exerciseRecords(e env) {
+	t, s := e.T, e.s
 	ctx := t.Context()
 	const stream, subject = "KV_CALLS", "$KV.CALLS.records"
 	_, err := s.Get(ctx, stream, subject)
@@ -169,7 +178,8 @@ func exerciseRecords(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
 	must(t, "create over a removed key", err, nil)
 }
 
-func exerciseCreateRace(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
+func exerciseCreateRace(e env) {
+	t, s := e.T, e.s
 	var won, lost atomic.Int64
 	var wg sync.WaitGroup
 	for i := range 200 {
@@ -190,7 +200,8 @@ func exerciseCreateRace(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
 	}
 }
 
-func exercisePut(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
+func exercisePut(e env) {
+	t, s := e.T, e.s
 	ctx := t.Context()
 	const subject = "deliveries.test.put"
 	first, dup, err := s.Put(ctx, subject, []byte("1"), "id", 0)
@@ -206,12 +217,13 @@ func exercisePut(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
 	}
 }
 
-func exerciseTooLarge(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
+func exerciseTooLarge(e env) {
+	t, s := e.T, e.s
 	acc := submit(t, s, taskID(t))
 	j, _ := open(t, s, acc)
-	e := observed()
-	e.Observed.StateHash = strings.Repeat("x", 1<<20)
-	must(t, "append of 1 MiB", j.Append(t.Context(), e), goal.ErrTooLarge)
+	big := observed()
+	big.Observed.StateHash = strings.Repeat("x", 1<<20)
+	must(t, "append of 1 MiB", j.Append(t.Context(), big), goal.ErrTooLarge)
 	must(t, "append after it", j.Append(t.Context(), observed()), nil)
 
 	r := succeeded()
@@ -225,7 +237,8 @@ func exerciseTooLarge(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
 
 // exerciseReopen opens the store again, as every process does, and finds an
 // operator's own settings kept.
-func exerciseReopen(t *testing.T, c *kvtest.Cluster, _ *kv.Store) {
+func exerciseReopen(e env) {
+	t, c := e.T, e.c
 	js, err := jetstream.New(c.Conn(t))
 	must(t, "jetstream", err, nil)
 	st, err := js.Stream(t.Context(), goal.DeliveriesStream)
@@ -242,7 +255,8 @@ func exerciseReopen(t *testing.T, c *kvtest.Cluster, _ *kv.Store) {
 	}
 }
 
-func exerciseSubmit(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
+func exerciseSubmit(e env) {
+	t, s := e.T, e.s
 	task := taskID(t)
 	acc := submit(t, s, task)
 	if acc.Expires.Sub(acc.At) != kv.DefaultRetention || acc.Seq == 0 || time.Since(acc.At).Abs() > time.Minute {
@@ -262,7 +276,8 @@ func exerciseSubmit(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
 	}
 }
 
-func exerciseSubmitRace(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
+func exerciseSubmitRace(e env) {
+	t, s := e.T, e.s
 	task := taskID(t)
 	var created atomic.Int64
 	var seqs sync.Map
@@ -288,7 +303,8 @@ func exerciseSubmitRace(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
 	}
 }
 
-func exerciseSubmitKeys(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
+func exerciseSubmitKeys(e env) {
+	t, s := e.T, e.s
 	for _, key := range []string{"", "!~", strings.Repeat("k", 255), strings.Repeat("k", 5000), "a b", "line\r\nNats-TTL: 1", "ключ"} {
 		sub := submission(taskID(t, key))
 		sub.Key = key
@@ -308,7 +324,8 @@ func exerciseSubmitKeys(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
 	}
 }
 
-func exerciseJournal(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
+func exerciseJournal(e env) {
+	t, s := e.T, e.s
 	ctx := t.Context()
 	acc := submit(t, s, taskID(t))
 	j, events := open(t, s, acc)
@@ -328,7 +345,8 @@ func exerciseJournal(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
 	}
 }
 
-func exerciseZombie(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
+func exerciseZombie(e env) {
+	t, s := e.T, e.s
 	ctx := t.Context()
 	acc := submit(t, s, taskID(t))
 	zombie, _ := open(t, s, acc)
@@ -361,7 +379,8 @@ func ends(t *testing.T, s *kv.Store, task string) []goal.Batch {
 	return out
 }
 
-func exerciseSettle(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
+func exerciseSettle(e env) {
+	t, s := e.T, e.s
 	ctx := t.Context()
 	task := taskID(t)
 	acc := submit(t, s, task)
@@ -395,7 +414,8 @@ func exerciseSettle(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
 	}
 }
 
-func exerciseSettleRace(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
+func exerciseSettleRace(e env) {
+	t, s := e.T, e.s
 	acc := submit(t, s, taskID(t))
 	var mu sync.Mutex
 	var reasons []goal.Reason
@@ -403,7 +423,7 @@ func exerciseSettleRace(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
 	for i := range 20 {
 		wg.Go(func() {
 			r := failed()
-			r.Detail = fmt.Sprint(i)
+			r.Detail = strconv.Itoa(i)
 			won, err := s.Settle(t.Context(), acc, r, 0)
 			if err != nil {
 				t.Errorf("settle: %v", err)
@@ -424,7 +444,8 @@ func exerciseSettleRace(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
 
 // exerciseSettleFenced: a worker that was taken over, and a cancel of a task
 // that has meanwhile started, must not decide the outcome.
-func exerciseSettleFenced(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
+func exerciseSettleFenced(e env) {
+	t, s := e.T, e.s
 	acc := submit(t, s, taskID(t))
 	j, _ := open(t, s, acc)
 	must(t, "append", j.Append(t.Context(), started(acc)), nil)
@@ -439,7 +460,8 @@ func exerciseSettleFenced(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
 
 // exerciseSettleResume: a crash between the result and the end; whoever comes
 // next completes it, with the same bytes.
-func exerciseSettleResume(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
+func exerciseSettleResume(e env) {
+	t, s := e.T, e.s
 	acc := submit(t, s, taskID(t))
 	r := succeeded()
 	r.Version, r.TaskID, r.Tenant, r.GoalSeq = goal.ResultVersion, acc.Submission.TaskID, kv.DefaultTenant, acc.Seq
@@ -465,7 +487,8 @@ func exerciseSettleResume(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
 	}
 }
 
-func exerciseCancel(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
+func exerciseCancel(e env) {
+	t, s := e.T, e.s
 	ctx := t.Context()
 	acc := submit(t, s, taskID(t))
 	asked, err := s.CancelAsked(ctx, acc)
@@ -498,7 +521,8 @@ func exerciseCancel(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
 	}
 }
 
-func exerciseNotes(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
+func exerciseNotes(e env) {
+	t, s := e.T, e.s
 	ctx := t.Context()
 	acc := submit(t, s, taskID(t))
 	j, _ := open(t, s, acc)
@@ -526,13 +550,15 @@ func exerciseNotes(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
 	}
 }
 
-func exerciseLock(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
+func exerciseLock(e env) {
+	t, s := e.T, e.s
 	ctx := t.Context()
 	task := taskID(t)
 	l, err := s.Lock(ctx, kv.DefaultTenant, task, "a", 20*time.Second)
 	must(t, "lock", err, nil)
-	var held *goal.LockedError
-	if _, err := s.Lock(ctx, kv.DefaultTenant, task, "b", 20*time.Second); !errors.As(err, &held) {
+	_, err = s.Lock(ctx, kv.DefaultTenant, task, "b", 20*time.Second)
+	held, ok := errors.AsType[*goal.LockedError](err)
+	if !ok {
 		t.Fatalf("second lock: %v", err)
 	}
 	if held.Holder != "a" || held.Left <= 0 || held.Left > 20*time.Second {
@@ -548,7 +574,8 @@ func exerciseLock(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
 	must(t, "release", l.Release(ctx), nil)
 }
 
-func exerciseQueue(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
+func exerciseQueue(e env) {
+	t, s := e.T, e.s
 	ctx := t.Context()
 	const tenant = "queue-test"
 	must(t, "add tenant", s.AddTenant(ctx, tenant), nil)
@@ -588,7 +615,8 @@ func exerciseQueue(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
 	}
 }
 
-func exerciseObjects(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
+func exerciseObjects(e env) {
+	t, s := e.T, e.s
 	ctx := t.Context()
 	data := bytes.Repeat([]byte("0123456789"), 50_000)
 	name, err := s.PutObject(ctx, data)
@@ -611,7 +639,8 @@ func exerciseObjects(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
 	}
 }
 
-func exerciseUnknown(t *testing.T, _ *kvtest.Cluster, s *kv.Store) {
+func exerciseUnknown(e env) {
+	t, s := e.T, e.s
 	for _, task := range []string{"tsk_00000000000000000000000000000000", "", "a.b", ">"} {
 		_, err := s.Load(t.Context(), kv.DefaultTenant, task)
 		must(t, "load "+task, err, goal.ErrNotFound)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -196,7 +197,7 @@ func TestFull(t *testing.T) {
 	s := c.Store(t, func(c *kv.Config) { c.MaxQueued = 2 })
 	first := submission(taskID(t, "0"))
 	for i := range 2 {
-		_, _, err := s.Submit(t.Context(), submission(taskID(t, fmt.Sprint(i))))
+		_, _, err := s.Submit(t.Context(), submission(taskID(t, strconv.Itoa(i))))
 		must(t, "submit", err, nil)
 	}
 	_, _, err := s.Submit(t.Context(), submission(taskID(t, "2")))

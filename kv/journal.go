@@ -169,11 +169,12 @@ func (s *Store) appendBatch(ctx context.Context, acc goal.Accepted, b goal.Batch
 	}
 	for {
 		ack, err := s.send(ctx, w)
-		var lost *lostError
-		switch {
-		case err == nil:
+		if err == nil {
 			return ack.Sequence, nil
-		case !errors.As(err, &lost):
+		}
+		lost, ok := errors.AsType[*lostError](err)
+		switch {
+		case !ok:
 			return 0, err
 		case lost.record.Seq >= w.last:
 			return 0, goal.ErrFenced

@@ -198,7 +198,7 @@ func writeTask(t *testing.T, s *kv.Store, report *os.File, task string) error {
 
 func makeImage(t *testing.T, image string) {
 	t.Helper()
-	f, err := os.Create(image) //nolint:gosec // in the test's directory
+	f, err := os.Create(image)
 	must(t, "create image", err, nil)
 	must(t, "size image", f.Truncate(1<<30), nil)
 	must(t, "close image", f.Close(), nil)
@@ -210,11 +210,11 @@ func makeImage(t *testing.T, image string) {
 func mount(t *testing.T, image, dir string) func() {
 	t.Helper()
 	must(t, "make mount point", os.MkdirAll(dir, 0o700), nil)
-	if out, err := exec.CommandContext(t.Context(), "mount", "-o", "loop", image, dir).CombinedOutput(); err != nil { //nolint:gosec // in the test's directory
+	if out, err := exec.CommandContext(t.Context(), "mount", "-o", "loop", image, dir).CombinedOutput(); err != nil {
 		t.Skipf("loop mounts do not work here: %v: %s", err, out)
 	}
 	unmount := sync.OnceFunc(func() {
-		if out, err := exec.Command("umount", dir).CombinedOutput(); err != nil { //nolint:gosec,noctx // also after the test's context has ended
+		if out, err := exec.Command("umount", dir).CombinedOutput(); err != nil { //nolint:noctx // also after the test's context has ended
 			t.Errorf("umount: %v: %s", err, out)
 		}
 	})
@@ -256,7 +256,7 @@ func quiet(t *testing.T, loop string) int {
 
 func command(t *testing.T, name string, args ...string) string {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput() //nolint:gosec // fixed tools, paths of the test
+	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%s %v: %v: %s", name, args, err, out)
 	}

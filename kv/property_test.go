@@ -3,6 +3,7 @@ package kv_test
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"sync/atomic"
 	"testing"
 
@@ -27,18 +28,19 @@ func TestJournalProperty(t *testing.T) {
 		if err != nil {
 			rt.Fatalf("submit: %v", err)
 		}
-		m := &journalModel{s: s, acc: acc, journals: make([]*kv.Journal, 3), fenced: make([]bool, 3)}
+		m := &journalModel{t: t, s: s, acc: acc, journals: make([]*kv.Journal, 3), fenced: make([]bool, 3)}
 		rt.Repeat(map[string]func(*rapid.T){
-			"open":   func(rt *rapid.T) { m.open(t, rt) },
-			"append": func(rt *rapid.T) { m.append(t, rt) },
-			"settle": func(rt *rapid.T) { m.settle(t, rt) },
-			"":       func(rt *rapid.T) { m.check(t, rt) },
+			"open":   m.open,
+			"append": m.append,
+			"settle": m.settle,
+			"":       m.check,
 		})
 	})
 }
 
 // journalModel is what the journal must hold.
 type journalModel struct {
+	t        *testing.T
 	s        *kv.Store
 	acc      goal.Accepted
 	journals []*kv.Journal
@@ -48,9 +50,9 @@ type journalModel struct {
 	won      *goal.Result
 }
 
-func (m *journalModel) open(t *testing.T, rt *rapid.T) {
+func (m *journalModel) open(rt *rapid.T) {
 	i := rapid.IntRange(0, len(m.journals)-1).Draw(rt, "worker")
-	j, events, err := m.s.Losing(int64(rapid.IntRange(0, 1).Draw(rt, "lost"))).OpenJournal(t.Context(), m.acc)
+	j, events, err := m.s.Losing(int64(rapid.IntRange(0, 1).Draw(rt, "lost"))).OpenJournal(m.t.Context(), m.acc)
 	if err != nil {
 		rt.Fatalf("open: %v", err)
 	}
@@ -58,7 +60,7 @@ func (m *journalModel) open(t *testing.T, rt *rapid.T) {
 	m.journals[i], m.fenced[i] = j, false
 }
 
-func (m *journalModel) append(t *testing.T, rt *rapid.T) {
+func (m *journalModel) append(rt *rapid.T) {
 	i := rapid.IntRange(0, len(m.journals)-1).Draw(rt, "worker")
 	if m.journals[i] == nil {
 		return
@@ -67,11 +69,11 @@ func (m *journalModel) append(t *testing.T, rt *rapid.T) {
 	var texts []string
 	for range rapid.IntRange(1, 3).Draw(rt, "events") {
 		m.writes++
-		texts = append(texts, fmt.Sprintf("%d", m.writes))
+		texts = append(texts, strconv.Itoa(m.writes))
 		events = append(events, goal.Event{Type: goal.StateObserved, Worker: texts[len(texts)-1], Observed: &goal.Observed{}})
 	}
 	stale := m.journals[i].N() != len(m.texts)
-	switch err := m.journals[i].Append(t.Context(), events...); {
+	switch err := m.journals[i].Append(m.t.Context(), events...); {
 	case err == nil && (m.fenced[i] || stale || m.won != nil):
 		rt.Fatalf("worker %d appended: fenced %v, stale %v, ended %v", i, m.fenced[i], stale, m.won != nil)
 	case err == nil:
@@ -85,15 +87,15 @@ func (m *journalModel) append(t *testing.T, rt *rapid.T) {
 	}
 }
 
-func (m *journalModel) settle(t *testing.T, rt *rapid.T) {
+func (m *journalModel) settle(rt *rapid.T) {
 	if rapid.IntRange(0, 3).Draw(rt, "often") != 0 {
 		return
 	}
 	m.writes++
 	r := failed()
-	r.Detail = fmt.Sprintf("%d", m.writes)
+	r.Detail = strconv.Itoa(m.writes)
 	n := len(m.texts) - rapid.IntRange(0, 1).Draw(rt, "behind")
-	won, err := m.s.Losing(int64(rapid.IntRange(0, 2).Draw(rt, "lost"))).Settle(t.Context(), m.acc, r, n)
+	won, err := m.s.Losing(int64(rapid.IntRange(0, 2).Draw(rt, "lost"))).Settle(m.t.Context(), m.acc, r, n)
 	switch {
 	case m.won == nil && n != len(m.texts):
 		if !errors.Is(err, goal.ErrFenced) {
@@ -108,8 +110,8 @@ func (m *journalModel) settle(t *testing.T, rt *rapid.T) {
 	}
 }
 
-func (m *journalModel) check(t *testing.T, rt *rapid.T) {
-	snap, err := m.s.Load(t.Context(), m.acc.Submission.Tenant, m.acc.Submission.TaskID)
+func (m *journalModel) check(rt *rapid.T) {
+	snap, err := m.s.Load(m.t.Context(), m.acc.Submission.Tenant, m.acc.Submission.TaskID)
 	if err != nil {
 		rt.Fatalf("load: %v", err)
 	}

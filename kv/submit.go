@@ -42,7 +42,7 @@ func (s *Store) submit(ctx context.Context, tenant string, w write) (goal.Accept
 	if err != nil {
 		return goal.Accepted{}, false, err
 	}
-	stored, err := uint64(0), error(goal.ErrFull)
+	stored, err := uint64(0), goal.ErrFull
 	if room {
 		stored, err = s.enqueue(ctx, w)
 	}

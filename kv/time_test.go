@@ -29,8 +29,8 @@ func TestLockTTL(t *testing.T) {
 				must(t, "renew", l.Renew(ctx), nil)
 			}
 			time.Sleep(ttl - time.Second)
-			var held *goal.LockedError
-			if _, err := s.Lock(ctx, kv.DefaultTenant, "a", "two", ttl); !errors.As(err, &held) || held.Left > time.Second {
+			_, err = s.Lock(ctx, kv.DefaultTenant, "a", "two", ttl)
+			if held, ok := errors.AsType[*goal.LockedError](err); !ok || held.Left > time.Second {
 				t.Fatalf("lock before the end: %v", err)
 			}
 			time.Sleep(2 * time.Second)

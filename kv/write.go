@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
 	"time"
 
@@ -62,11 +63,12 @@ func (s *Store) createRecord(ctx context.Context, w write) (uint64, error) {
 	w.fenced, w.filter, w.nonce = true, w.subject, newNonce()
 	for attempt := 0; ; attempt++ {
 		ack, err := s.send(ctx, w)
-		var lost *lostError
-		switch {
-		case err == nil:
+		if err == nil {
 			return ack.Sequence, nil
-		case !errors.As(err, &lost):
+		}
+		lost, ok := errors.AsType[*lostError](err)
+		switch {
+		case !ok:
 			return 0, fmt.Errorf("create %s: %w", w.subject, err)
 		case lost.record.Seq != 0 && !lost.record.removed():
 			return 0, fmt.Errorf("create %s: %w", w.subject, goal.ErrExists)
@@ -96,15 +98,13 @@ func (s *Store) updateRecord(ctx context.Context, w write, rev uint64) (uint64, 
 	defer cancel()
 	w.fenced, w.filter, w.last, w.nonce = true, w.subject, rev, newNonce()
 	ack, err := s.send(ctx, w)
-	var lost *lostError
-	switch {
-	case err == nil:
+	if err == nil {
 		return ack.Sequence, nil
-	case errors.As(err, &lost):
-		return 0, fmt.Errorf("update %s: %w", w.subject, goal.ErrFenced)
-	default:
-		return 0, fmt.Errorf("update %s: %w", w.subject, err)
 	}
+	if _, ok := errors.AsType[*lostError](err); ok {
+		err = goal.ErrFenced
+	}
+	return 0, fmt.Errorf("update %s: %w", w.subject, err)
 }
 
 // remove frees the key of revision rev: goal.ErrFenced when rev is not the last
@@ -213,9 +213,7 @@ func (s *Store) whoWon(ctx context.Context, w write) (*jetstream.PubAck, error) 
 func (w write) message() *nats.Msg {
 	m := nats.NewMsg(w.subject)
 	m.Data = w.data
-	for k, v := range w.header {
-		m.Header[k] = v
-	}
+	maps.Copy(m.Header, w.header)
 	m.Header.Set(nonceHeader, w.nonce)
 	if w.goalSeq != 0 {
 		m.Header.Set(goalHeader, strconv.FormatUint(w.goalSeq, 10))

@@ -7,11 +7,11 @@ import (
 )
 
 // Root is the repository's root directory.
-func Root(t testing.TB) string {
-	t.Helper()
+func Root(tb testing.TB) string {
+	tb.Helper()
 	dir, err := os.Getwd()
 	if err != nil {
-		t.Fatalf("working directory: %v", err)
+		tb.Fatalf("working directory: %v", err)
 	}
 	for {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
@@ -19,7 +19,7 @@ func Root(t testing.TB) string {
 		}
 		parent := filepath.Dir(dir)
 		if parent == dir {
-			t.Fatal("no go.mod above the working directory")
+			tb.Fatal("no go.mod above the working directory")
 		}
 		dir = parent
 	}
@@ -28,24 +28,24 @@ func Root(t testing.TB) string {
 // Shared is the path of a file of the shared test material: below the directory
 // GOALKEEPER_SHARED, or ../shared beside the repository. The test is skipped
 // when it is absent.
-func Shared(t testing.TB, name string) string {
-	t.Helper()
+func Shared(tb testing.TB, name string) string {
+	tb.Helper()
 	base := os.Getenv("GOALKEEPER_SHARED")
 	if base == "" {
-		base = filepath.Join(Root(t), "..", "shared")
+		base = filepath.Join(Root(tb), "..", "shared")
 	}
 	path := filepath.Join(base, filepath.FromSlash(name))
-	if _, err := os.Stat(path); err != nil {
-		t.Skipf("shared test material is absent (set GOALKEEPER_SHARED): %v", err)
+	if _, err := os.Stat(path); err != nil { //nolint:gosec // the developer's own directory
+		tb.Skipf("shared test material is absent (set GOALKEEPER_SHARED): %v", err)
 	}
 	return path
 }
 
 // Heavy skips the test unless GOALKEEPER_HEAVY=1: soak, crash and many-process
 // tests.
-func Heavy(t testing.TB) {
-	t.Helper()
+func Heavy(tb testing.TB) {
+	tb.Helper()
 	if os.Getenv("GOALKEEPER_HEAVY") != "1" {
-		t.Skip("a heavy test: set GOALKEEPER_HEAVY=1")
+		tb.Skip("a heavy test: set GOALKEEPER_HEAVY=1")
 	}
 }

@@ -37,27 +37,27 @@ type Cluster struct {
 const ready = 30 * time.Second
 
 // Server starts the servers and stops them when the test ends.
-func Server(t testing.TB, o Options) *Cluster {
-	t.Helper()
+func Server(tb testing.TB, o Options) *Cluster {
+	tb.Helper()
 	if o.Nodes == 0 {
 		o.Nodes = 1
 	}
 	if o.Dir == "" {
-		o.Dir = t.TempDir()
+		o.Dir = tb.TempDir()
 	}
 	c := &Cluster{}
 	for i := range o.Nodes {
 		c.opts = append(c.opts, nodeOptions(o, i))
 	}
 	if o.Nodes > 1 {
-		c.route(t)
+		c.route(tb)
 	}
 	c.servers = make([]*server.Server, o.Nodes)
-	t.Cleanup(c.stop)
+	tb.Cleanup(c.stop)
 	for i := range c.servers {
-		c.start(t, i)
+		c.start(tb, i)
 	}
-	c.await(t)
+	c.await(tb)
 	return c
 }
 
@@ -73,19 +73,19 @@ func nodeOptions(o Options, i int) *server.Options {
 }
 
 // route joins the nodes; JetStream wants to know all routes at the start.
-func (c *Cluster) route(t testing.TB) {
-	t.Helper()
+func (c *Cluster) route(tb testing.TB) {
+	tb.Helper()
 	var routes []string
 	for _, o := range c.opts {
 		l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // a port to use a moment later
 		if err != nil {
-			t.Fatalf("reserve a route port: %v", err)
+			tb.Fatalf("reserve a route port: %v", err)
 		}
-		addr := l.Addr().(*net.TCPAddr) //nolint:errcheck,forcetypeassert // it is a TCP listener
+		addr := l.Addr().(*net.TCPAddr)
 		o.Cluster = server.ClusterOpts{Name: "kvtest", Host: "127.0.0.1", Port: addr.Port}
 		routes = append(routes, "nats-route://"+addr.String())
 		if err := l.Close(); err != nil {
-			t.Fatalf("release a route port: %v", err)
+			tb.Fatalf("release a route port: %v", err)
 		}
 	}
 	for _, o := range c.opts {
@@ -95,22 +95,22 @@ func (c *Cluster) route(t testing.TB) {
 	}
 }
 
-func (c *Cluster) start(t testing.TB, i int) {
-	t.Helper()
+func (c *Cluster) start(tb testing.TB, i int) {
+	tb.Helper()
 	s, err := server.NewServer(c.opts[i].Clone())
 	if err != nil {
-		t.Fatalf("node %d: %v", i, err)
+		tb.Fatalf("node %d: %v", i, err)
 	}
 	s.Start()
 	c.servers[i] = s
 }
 
 // await waits until every node serves, and a cluster has a leader.
-func (c *Cluster) await(t testing.TB) {
-	t.Helper()
+func (c *Cluster) await(tb testing.TB) {
+	tb.Helper()
 	for i, s := range c.servers {
 		if !s.ReadyForConnections(ready) {
-			t.Fatalf("node %d is not ready", i)
+			tb.Fatalf("node %d is not ready", i)
 		}
 	}
 	if len(c.servers) == 1 {
@@ -121,7 +121,7 @@ func (c *Cluster) await(t testing.TB) {
 			return
 		}
 	}
-	t.Fatal("the cluster has no leader")
+	tb.Fatal("the cluster has no leader")
 }
 
 func (c *Cluster) settled() bool {
@@ -136,13 +136,13 @@ func (c *Cluster) settled() bool {
 }
 
 // Conn is a new connection, closed when the test ends.
-func (c *Cluster) Conn(t testing.TB) *nats.Conn {
-	t.Helper()
-	return c.connect(t, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))
+func (c *Cluster) Conn(tb testing.TB) *nats.Conn {
+	tb.Helper()
+	return c.connect(tb, nats.MaxReconnects(-1), nats.ReconnectWait(20*time.Millisecond))
 }
 
-func (c *Cluster) connect(t testing.TB, opts ...nats.Option) *nats.Conn {
-	t.Helper()
+func (c *Cluster) connect(tb testing.TB, opts ...nats.Option) *nats.Conn {
+	tb.Helper()
 	url := ""
 	for _, s := range c.servers {
 		switch {
@@ -156,9 +156,9 @@ func (c *Cluster) connect(t testing.TB, opts ...nats.Option) *nats.Conn {
 	}
 	nc, err := nats.Connect(url, opts...)
 	if err != nil {
-		t.Fatalf("connect: %v", err)
+		tb.Fatalf("connect: %v", err)
 	}
-	t.Cleanup(nc.Close)
+	tb.Cleanup(nc.Close)
 	return nc
 }
 
@@ -178,11 +178,11 @@ func (c *Cluster) Stop(i int) {
 
 // Restart shuts node i down and starts it again on its directory. Connections
 // to a node that listens nowhere end with it: make new ones.
-func (c *Cluster) Restart(t testing.TB, i int) {
-	t.Helper()
+func (c *Cluster) Restart(tb testing.TB, i int) {
+	tb.Helper()
 	c.Stop(i)
-	c.start(t, i)
-	c.await(t)
+	c.start(tb, i)
+	c.await(tb)
 }
 
 func (c *Cluster) stop() {

@@ -2,7 +2,6 @@ package kvtest
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"testing"
 	"time"
@@ -12,15 +11,15 @@ import (
 
 // Store is a store on a server of its own, replicated over its nodes. change
 // may alter its settings.
-func Store(t testing.TB, o Options, change ...func(*kv.Config)) *kv.Store {
-	t.Helper()
-	return Server(t, o).Store(t, change...)
+func Store(tb testing.TB, o Options, change ...func(*kv.Config)) *kv.Store {
+	tb.Helper()
+	return Server(tb, o).Store(tb, change...)
 }
 
 // Store opens a store over a new connection. Its log is dropped.
-func (c *Cluster) Store(t testing.TB, change ...func(*kv.Config)) *kv.Store {
-	t.Helper()
-	conf := kv.Config{Conn: c.Conn(t), Replicas: len(c.servers), Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+func (c *Cluster) Store(tb testing.TB, change ...func(*kv.Config)) *kv.Store {
+	tb.Helper()
+	conf := kv.Config{Conn: c.Conn(tb), Replicas: len(c.servers), Log: slog.New(slog.DiscardHandler)}
 	for _, f := range change {
 		f(&conf)
 	}
@@ -28,7 +27,7 @@ func (c *Cluster) Store(t testing.TB, change ...func(*kv.Config)) *kv.Store {
 	defer cancel()
 	s, err := kv.Open(ctx, conf)
 	if err != nil {
-		t.Fatalf("open store: %v", err)
+		tb.Fatalf("open store: %v", err)
 	}
 	return s
 }
