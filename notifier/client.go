@@ -107,7 +107,11 @@ func (n *Notifier) post(work context.Context, t Target, header http.Header, body
 		return answer{class: classify(work, err), took: time.Since(start), err: err}
 	}
 	a := answer{status: res.StatusCode, class: statusClass(res.StatusCode), retryAfter: res.Header.Get("Retry-After")}
-	a.body = readAnswer(res.Body, cancel)
+	if res.StatusCode == http.StatusSwitchingProtocols {
+		_ = res.Body.Close() // a bare connection, which no context interrupts
+	} else {
+		a.body = readAnswer(res.Body, cancel)
+	}
 	a.took = time.Since(start)
 	return a
 }
