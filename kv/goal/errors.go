@@ -19,6 +19,8 @@ var (
 	ErrFull = errors.New("store is full")
 	// ErrTooLarge: the record is larger than the server takes, and was not sent.
 	ErrTooLarge = errors.New("record is too large")
+	// ErrBalance: a tenant's tokens are used up.
+	ErrBalance = errors.New("the token balance is used up")
 	// ErrUnavailable: the store did not answer in time; the write may or may
 	// not have happened. Every write may be repeated as it is.
 	ErrUnavailable = errors.New("store is unavailable")

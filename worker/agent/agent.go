@@ -178,7 +178,7 @@ type Journal interface {
 }
 
 // ErrBalance is what Reserve answers when a tenant's tokens are used up.
-var ErrBalance = errors.New("the token balance is used up")
+var ErrBalance = goal.ErrBalance
 
 // Balance is a tenant's token balance. Reserve before a planner call, settle
 // after it; never negative under concurrency. Both may be repeated with the
