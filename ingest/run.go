@@ -11,7 +11,7 @@ import (
 )
 
 // BatchFunc takes the events of one append to a task's journal, or one note.
-type BatchFunc func(seq uint64, tenant, task string, events []goal.Event)
+type BatchFunc = func(seq uint64, tenant, task string, events []goal.Event)
 
 // Tail reads the streams in their order. Each method is called from one
 // goroutine per tenant at a time and returns when ctx ends, or when it is cut

@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net/http"
@@ -36,6 +37,8 @@ type Route struct {
 
 	ConnectTimeout time.Duration `yaml:"connect_timeout"` // default 5 s
 	Timeout        time.Duration `yaml:"timeout"`         // of the whole exchange; default 2 min
+	// TLS configures the connections to an https upstream. Default: the system's roots.
+	TLS *tls.Config `yaml:"-"`
 
 	Lease             time.Duration `yaml:"lease"`
 	ResultTTL         time.Duration `yaml:"result_ttl"`

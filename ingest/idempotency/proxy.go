@@ -22,6 +22,7 @@ import (
 func (r Route) proxy(target *url.URL, cfg Config) (handler http.Handler, closeIdle func()) {
 	transport := &http.Transport{
 		DialContext:           (&net.Dialer{Timeout: r.ConnectTimeout, KeepAlive: 15 * time.Second}).DialContext,
+		TLSClientConfig:       r.TLS.Clone(), // nil stays nil
 		TLSHandshakeTimeout:   r.ConnectTimeout,
 		ForceAttemptHTTP2:     true,
 		DisableCompression:    true, // or it would ask for gzip and undo it behind our back

@@ -22,7 +22,8 @@ type bubble struct {
 	t     *testing.T
 	store *memStore
 	guard *Guard
-	next  http.Handler
+	// backend is what the guard protects.
+	backend, next http.Handler
 }
 
 func newBubble(t *testing.T, next http.HandlerFunc, cfg Config) *bubble {
@@ -33,7 +34,13 @@ func newBubble(t *testing.T, next http.HandlerFunc, cfg Config) *bubble {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &bubble{t, store, g, g.Wrap(next)}
+	return &bubble{t, store, g, next, g.Wrap(next)}
+}
+
+// twin is another process on the same store, with the same backend.
+func (b *bubble) twin() *bubble {
+	g := newGuard(b.guard.cfg, b.guard.metrics)
+	return &bubble{b.t, b.store, g, b.backend, g.Wrap(b.backend)}
 }
 
 func (b *bubble) post(ctx context.Context, key, body string, pairs ...string) *httptest.ResponseRecorder {
@@ -66,16 +73,11 @@ func TestLeaseIsRenewedWhileTheHandlerRuns(t *testing.T) {
 		defer b.guard.Close()
 		go b.post(t.Context(), "k", "{}")
 		synctest.Wait()
-		other := newGuard(b.guard.cfg, b.guard.metrics) // another process
-		defer other.Close()
+		twin := b.twin()
+		defer twin.guard.Close()
 		for range 19 {
 			time.Sleep(10 * time.Second)
-			w := httptest.NewRecorder()
-			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/pay", strings.NewReader("{}"))
-			r.Header.Set("Content-Type", "application/json")
-			r.Header.Set(HeaderKey, "k")
-			other.Wrap(b.next).ServeHTTP(w, r)
-			b.want(w, 409)
+			b.want(twin.post(t.Context(), "k", "{}"), 409)
 		}
 		time.Sleep(15 * time.Second)
 		synctest.Wait()
@@ -141,30 +143,18 @@ func fencing(t *testing.T, code int) {
 		t.Fatalf("the handler's context ended after %s; want within the lease", age)
 	}
 	down.Store(false)
-	other := newGuard(b.guard.cfg, b.guard.metrics) // another process
-	defer other.Close()
-	b2 := &bubble{t, b.store, other, other.Wrap(b.nextHandler())}
-	b2.want(b2.post(t.Context(), "k", "{}"), 200, HeaderLookup, "MISS", HeaderAttempt, "2")
+	twin := b.twin()
+	defer twin.guard.Close()
+	b.want(twin.post(t.Context(), "k", "{}"), 200, HeaderLookup, "MISS", HeaderAttempt, "2")
 	w := <-first
 	b.want(w, code)
 	if code == 200 && w.Header().Get(HeaderIdempotency) != "unrecorded" {
 		t.Error("the first answer does not say that it was not recorded")
 	}
-	b2.want(b2.post(t.Context(), "k", "{}"), 200, HeaderLookup, "HIT")
-	if got := b2.post(t.Context(), "k", "{}").Body.String(); got != "second" || runs.Load() != 2 {
+	b.want(twin.post(t.Context(), "k", "{}"), 200, HeaderLookup, "HIT")
+	if got := twin.post(t.Context(), "k", "{}").Body.String(); got != "second" || runs.Load() != 2 {
 		t.Fatalf("replay %q after %d runs; want the second holder's answer", got, runs.Load())
 	}
-}
-
-// nextHandler is a handler for another process: it answers as the backend does
-// the second time.
-func (b *bubble) nextHandler() http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// The guard of b would claim the key again, so its handler is called
-		// through a key of its own.
-		r.Header.Set(HeaderKey, r.Header.Get(HeaderKey)+"-second")
-		b.next.ServeHTTP(w, r)
-	})
 }
 
 // A handler that outlives its lease completes all the same when nobody took it.

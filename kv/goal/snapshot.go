@@ -85,11 +85,12 @@ func (t *Task) end(r Result) {
 	}
 }
 
-// Trace is the public part of the journal from event number after on.
+// Trace is the public part of the journal beyond event number after. Notes of
+// others have no number; they are part of the whole trace, which after 0 is.
 func (s Snapshot) Trace(after int) []Event {
 	out := []Event{}
 	for _, e := range s.Events {
-		if e.N > after {
+		if e.N > after || e.N == 0 && after == 0 {
 			out = append(out, e.Public())
 		}
 	}
