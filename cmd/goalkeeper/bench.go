@@ -18,18 +18,6 @@ import (
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 )
 
-// benchServer says what a server for a benchmark must be able to do.
-type benchServer struct {
-	Workers    int    // goals worked on at a time; 0: none is, goals stay queued
-	Durability string // group or always
-	Gateway    bool   // the URL is that of a gateway before a backend that answers at once
-	Webhooks   bool   // receivers on loopback are allowed
-}
-
-// startInProcess starts a server on a free port and in a temporary folder. The
-// package that wires the stages sets it.
-var startInProcess func(ctx context.Context, opts benchServer) (url string, stop func(), err error)
-
 // benchCmd generates load.
 type benchCmd struct {
 	Mode        string        `arg:"" enum:"submit,replay,e2e,gateway,webhook" help:"What to measure: submit, replay, e2e, gateway or webhook."`
@@ -40,6 +28,7 @@ type benchCmd struct {
 	Durability  string        `enum:"group,always" default:"group" help:"Of the server in this process: group or always."`
 	Path        string        `default:"/bench" help:"gateway: the path that is called."`
 	Repeat      int           `default:"1" help:"gateway: how often each key is sent; from the second time on it is a replay."`
+	Dir         string        `type:"existingdir" placeholder:"DIR" help:"Where the server in this process keeps its store while it runs. Default: the system's temporary folder, which may be in memory."`
 	Receiver    string        `default:"127.0.0.1:0" placeholder:"HOST:PORT" help:"webhook: where to receive; the server must allow and reach it."`
 	remoteFlags
 }
@@ -50,7 +39,8 @@ func (*benchCmd) Help() string {
 to the reached target. gateway: protected calls through a gateway (--server is the gateway). webhook: from submission to
 the webhook's receipt by this process, which the server must be able to reach.
 
-Without --server, --context or GOALKEEPER_URL a server is started in this process.`
+Without --server or --context a server is started in this process. GOALKEEPER_URL and the current context do not count
+here: load is for a server that is named.`
 }
 
 // benchResult is what was measured. Times are in milliseconds.
@@ -66,11 +56,12 @@ type benchResult struct {
 	Latency     map[string]float64 `json:"latency_ms"`
 }
 
-// operation is one measured piece of work; it may be called concurrently.
-type operation func(ctx context.Context) error
+// operation is one measured piece of work of one of the workers, which are
+// numbered from 0. It may be called concurrently by different workers.
+type operation func(ctx context.Context, worker int) error
 
 // Run measures.
-func (c *benchCmd) Run(ctx context.Context, t *terminal) error {
+func (c *benchCmd) Run(ctx context.Context, t *terminal) (err error) {
 	if c.Concurrency < 1 || c.Duration <= 0 || c.Repeat < 1 || c.Rate < 0 {
 		return usageError("--concurrency and --repeat must be at least 1, --duration above 0")
 	}
@@ -78,7 +69,7 @@ func (c *benchCmd) Run(ctx context.Context, t *terminal) error {
 	if err != nil {
 		return err
 	}
-	defer stop()
+	defer func() { err = errors.Join(err, stop()) }()
 	defer api.close()
 	api.notef = func(string, ...any) {} // a repetition is part of the latency
 	b := bench{cmd: c, api: api, nonce: rand.Text()}
@@ -97,25 +88,23 @@ func (c *benchCmd) Run(ctx context.Context, t *terminal) error {
 }
 
 // target is the server that is named, or one in this process.
-func (c *benchCmd) target(ctx context.Context, t *terminal) (*client, func(), error) {
-	server, token, err := c.resolve()
-	if err != nil {
-		return nil, nil, err
+func (c *benchCmd) target(ctx context.Context, t *terminal) (api *client, stop func() error, err error) {
+	if c.Server != "" || c.Context != "" {
+		api, err = c.dial(t)
+		return api, func() error { return nil }, err
 	}
-	if named := c.Server != "" || server != defaultServer; named || startInProcess == nil {
-		api, err := newClient(server, token, t.notef)
-		return api, func() {}, err
-	}
-	opts := benchServer{Durability: c.Durability, Gateway: c.Mode == "gateway", Webhooks: c.Mode == "webhook"}
+	opts := benchServer{Durability: c.Durability, Gateway: c.Mode == "gateway", Webhooks: c.Mode == "webhook", Dir: c.Dir}
 	if c.Mode == "e2e" || c.Mode == "webhook" {
-		opts.Workers = c.Concurrency
+		opts.Workers = max(c.Concurrency, 64)
 	}
-	url, stop, err := startInProcess(ctx, opts)
+	server, stop, err := startBenchServer(ctx, opts)
 	if err != nil {
 		return nil, nil, err
 	}
-	api, err := newClient(url, token, t.notef)
-	return api, stop, err
+	if api, err = newClient(server, "", t.notef); err != nil {
+		return nil, nil, errors.Join(err, stop())
+	}
+	return api, stop, nil
 }
 
 // drive keeps operations in flight until the time is over, and waits for the
@@ -126,7 +115,7 @@ func drive(ctx context.Context, c *benchCmd, op operation, m *meter, t *terminal
 	start := time.Now()
 	var n atomic.Int64
 	var wg sync.WaitGroup
-	for range c.Concurrency {
+	for worker := range c.Concurrency {
 		wg.Go(func() {
 			for ctx.Err() == nil {
 				due := time.Now()
@@ -137,7 +126,7 @@ func drive(ctx context.Context, c *benchCmd, op operation, m *meter, t *terminal
 					}
 				}
 				// What began in time may end: cutting it off would hide the slowest.
-				err := op(context.WithoutCancel(ctx))
+				err := op(context.WithoutCancel(ctx), worker)
 				m.record(due, time.Now(), err)
 			}
 		})
@@ -167,7 +156,7 @@ func (b *bench) prepare(ctx context.Context) (operation, func(), error) {
 	nothing := func() {}
 	switch b.cmd.Mode {
 	case "submit":
-		return func(ctx context.Context) error {
+		return func(ctx context.Context, _ int) error {
 			n := b.n.Add(1)
 			_, err := b.submit(ctx, b.key(n), b.goal(n, ""))
 			return err
@@ -177,7 +166,7 @@ func (b *bench) prepare(ctx context.Context) (operation, func(), error) {
 		if _, err := b.submit(ctx, b.key(0), body); err != nil {
 			return nil, nothing, err
 		}
-		return func(ctx context.Context) error {
+		return func(ctx context.Context, _ int) error {
 			r, err := b.submit(ctx, b.key(0), body)
 			if err == nil && r.header.Get("Idempotent-Replayed") != "true" {
 				return errors.New("the answer is not a replay")
@@ -187,7 +176,7 @@ func (b *bench) prepare(ctx context.Context) (operation, func(), error) {
 	case "e2e":
 		return b.endToEnd, nothing, nil
 	case "gateway":
-		return b.protectedCall, nothing, nil
+		return b.protectedCalls(), nothing, nil
 	default:
 		return b.webhooks(ctx)
 	}
@@ -213,7 +202,7 @@ func (b *bench) submit(ctx context.Context, key string, body []byte) (*response,
 	})
 }
 
-func (b *bench) endToEnd(ctx context.Context) error {
+func (b *bench) endToEnd(ctx context.Context, _ int) error {
 	n := b.n.Add(1)
 	r, err := b.submit(ctx, b.key(n), b.goal(n, ""))
 	if err != nil {
@@ -239,8 +228,22 @@ func (b *bench) endToEnd(ctx context.Context) error {
 	return nil
 }
 
-func (b *bench) protectedCall(ctx context.Context) error {
-	n := (b.n.Add(1) - 1) / int64(b.cmd.Repeat)
+// protectedCalls sends each key as often as is wanted, one after the other: two
+// at once would be a conflict.
+func (b *bench) protectedCalls() operation {
+	type sequence struct{ n, sent int64 }
+	workers := make([]sequence, b.cmd.Concurrency) // each used by one worker
+	return func(ctx context.Context, worker int) error {
+		w := &workers[worker]
+		if w.sent%int64(b.cmd.Repeat) == 0 {
+			w.n = b.n.Add(1)
+		}
+		w.sent++
+		return b.protectedCall(ctx, w.n)
+	}
+}
+
+func (b *bench) protectedCall(ctx context.Context, n int64) error {
 	_, err := b.api.once(ctx, request{
 		method: http.MethodPost, path: b.cmd.Path, body: fmt.Appendf(nil, `{"n":%d}`, n),
 		header: map[string]string{"Idempotency-Key": b.key(n)},
@@ -272,7 +275,7 @@ func (b *bench) webhooks(ctx context.Context) (operation, func(), error) {
 		_ = serveUntil(ctx, s, l) // a receiver that fails shows as webhooks that do not arrive
 	}()
 	done := func() { cancel(); <-ended }
-	return func(ctx context.Context) error {
+	return func(ctx context.Context, _ int) error {
 		n := b.n.Add(1)
 		path := "/" + b.key(n)
 		arrived := make(chan struct{})

@@ -152,13 +152,21 @@ func stateAndReason(t *terminal, s goal.State, r goal.Reason) string {
 	return out
 }
 
+// plural is a number of things.
+func plural[N int | int64](n N, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
 // ending is one line about how a task ended.
 func ending(task goal.Task) string {
 	line := stateAndReason(&terminal{}, task.Status, task.Reason)
 	if task.Detail != "" {
 		line += ": " + oneLine(task.Detail, 200)
 	}
-	return fmt.Sprintf("%s  (%d steps)", line, task.Usage.Steps)
+	return line + "  (" + plural(task.Usage.Steps, "step") + ")"
 }
 
 // listCmd lists tasks.

@@ -191,7 +191,7 @@ func details(e goal.Event) []string {
 	}
 	if e.Ended != nil {
 		add("tripped: ", tripped(e.Ended.Trip))
-		add("", fmt.Sprintf("%d steps, %d tool calls, %d tokens", e.Ended.Usage.Steps, e.Ended.Usage.ToolCalls, e.Ended.Usage.Tokens))
+		add("", plural(e.Ended.Usage.Steps, "step")+", "+plural(e.Ended.Usage.ToolCalls, "tool call")+", "+plural(e.Ended.Usage.Tokens, "token"))
 	}
 	return lines
 }

@@ -11,6 +11,19 @@ import (
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 )
 
+// adminRoutes is the operators' API below /v1/admin, as ingest mounts it for
+// callers with the role admin.
+func adminRoutes(calls, webhooks http.Handler) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("/v1/admin/calls", http.StripPrefix("/v1/admin", calls))
+	mux.Handle("/v1/admin/calls/", http.StripPrefix("/v1/admin", calls))
+	mux.Handle("/v1/admin/webhooks/", http.StripPrefix("/v1/admin", webhooks))
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		adminAnswer(w, nil, goal.NewProblem(goal.NotFound, "there is no such path"))
+	})
+	return mux
+}
+
 // webhookOperator is what operators may do with a tenant's deliveries.
 // kv.Store implements it.
 type webhookOperator interface {
