@@ -32,8 +32,8 @@ const (
 	// a notifier may be down.
 	deliveryKept = 14 * 24 * time.Hour
 	// turnWait is the silence after which a turn is given to another; the
-	// notifier extends every 10 s.
-	turnWait    = 45 * time.Second
+	// notifier extends every 6 s.
+	turnWait    = 20 * time.Second
 	turnBuffer  = 128
 	turnPending = 10_000
 	// redeliverEvery spaces deliveries that are sent again together.

@@ -77,7 +77,7 @@ const (
 	crowded = 3072
 	// extendEvery keeps a turn from being given to another; the feeds wait
 	// several times as long for an acknowledgement.
-	extendEvery = 10 * time.Second
+	extendEvery = 6 * time.Second
 	// recordTimeout bounds what follows an attempt: repeating a write is better
 	// than sending twice.
 	recordTimeout = 30 * time.Second
