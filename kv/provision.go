@@ -56,7 +56,7 @@ func (s *Store) sharedStreams() []jetstream.StreamConfig {
 func (s *Store) tenantStreams(tenant string) []jetstream.StreamConfig {
 	queue := s.stream(goal.GoalsStream(tenant), s.conf.Retention, goal.QueueSubject(tenant, "*"))
 	queue.MaxMsgsPerSubject, queue.Discard, queue.DiscardNewPerSubject = 1, jetstream.DiscardNew, true
-	queue.AllowDirect = true
+	queue.AllowDirect, queue.AllowMsgTTL = true, true
 	intake := s.stream(goal.IntakeStream(tenant), s.conf.Retention, goal.SubmitSubject(tenant))
 	intake.Duplicates = min(2*time.Minute, s.conf.Retention) // public contract: the ack says that a key was seen
 	intake.AllowDirect = true

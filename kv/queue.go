@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -171,7 +172,7 @@ func (s *Store) delivery(m jetstream.Msg) (*Delivery, error) {
 	if err != nil {
 		return nil, fmt.Errorf("metadata: %w", err)
 	}
-	acc, err := s.accepted(Record{Subject: m.Subject(), Data: m.Data(), Seq: meta.Sequence.Stream, Time: meta.Timestamp})
+	acc, err := s.accepted(Record{Subject: m.Subject(), Data: m.Data(), Seq: meta.Sequence.Stream, Time: meta.Timestamp, Header: m.Headers()})
 	if err != nil {
 		return nil, err
 	}
@@ -192,7 +193,18 @@ func (s *Store) accepted(r Record) (goal.Accepted, error) {
 	if goal.QueueSubject(sub.Tenant, sub.TaskID) != r.Subject {
 		return goal.Accepted{}, fmt.Errorf("decode %s: the submission is of another task", r.Subject)
 	}
-	return goal.Accepted{Submission: sub, Seq: r.Seq, At: r.Time.UTC(), Expires: r.Time.UTC().Add(s.conf.Retention)}, nil
+	return s.acceptance(sub, r), nil
+}
+
+// acceptance is the submission with what the store knows about it. The goal
+// carries its retention as its TTL, so that a change of the setting does not
+// let a goal outlive its result.
+func (s *Store) acceptance(sub goal.Submission, r Record) goal.Accepted {
+	kept := s.conf.Retention
+	if seconds, err := strconv.ParseInt(r.Header.Get(jetstream.MsgTTLHeader), 10, 64); err == nil {
+		kept = min(kept, time.Duration(seconds)*time.Second)
+	}
+	return goal.Accepted{Submission: sub, Seq: r.Seq, At: r.Time.UTC(), Expires: r.Time.UTC().Add(kept)}
 }
 
 // Ack takes the goal out of the queue for good and returns when the server has

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
+
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 )
 
@@ -27,75 +29,69 @@ func (s *Store) Submit(ctx context.Context, sub goal.Submission) (acc goal.Accep
 		return goal.Accepted{}, false, fmt.Errorf("submit %s: %w", sub.TaskID, err)
 	}
 	w := write{
-		subject: goal.QueueSubject(sub.Tenant, sub.TaskID), data: data,
+		subject: goal.QueueSubject(sub.Tenant, sub.TaskID), data: data, ttl: s.conf.Retention,
 		nonce: newNonce(), msgID: messageID(sub.Key),
 	}
-	acc, created, err = s.submit(ctx, sub.Tenant, w)
+	acc, created, err = s.submit(ctx, sub, w)
 	if err != nil {
 		return goal.Accepted{}, false, fmt.Errorf("submit %s: %w", sub.TaskID, err)
 	}
 	return acc, created, nil
 }
 
-func (s *Store) submit(ctx context.Context, tenant string, w write) (goal.Accepted, bool, error) {
-	room, err := s.reserve(ctx, tenant)
+func (s *Store) submit(ctx context.Context, sub goal.Submission, w write) (goal.Accepted, bool, error) {
+	room, err := s.reserve(ctx, sub.Tenant)
 	if err != nil {
 		return goal.Accepted{}, false, err
 	}
-	stored, err := uint64(0), goal.ErrFull
-	if room {
-		stored, err = s.enqueue(ctx, w)
-	}
-	full := errors.Is(err, goal.ErrFull)
-	if err != nil && !full {
+	r, err := s.enqueue(ctx, w, room)
+	if err != nil {
 		return goal.Accepted{}, false, err
 	}
-	r, err := s.queued(ctx, tenant, w.subject, stored)
-	switch {
-	case full && errors.Is(err, goal.ErrNotFound):
-		return goal.Accepted{}, false, goal.ErrFull
-	case err != nil:
-		return goal.Accepted{}, false, unavailable(err)
+	if r.Header.Get(nonceHeader) == w.nonce {
+		return s.acceptance(sub, r), true, s.durable(ctx)
+	}
+	if room {
+		s.unreserve(sub.Tenant)
 	}
 	acc, err := s.accepted(r)
 	if err != nil {
 		return goal.Accepted{}, false, err
 	}
-	created := r.Header.Get(nonceHeader) == w.nonce
-	if room && !created {
-		s.unreserve(tenant)
-	}
-	return acc, created, s.durableRecord(ctx, r)
+	return acc, false, s.durableRecord(ctx, r)
 }
 
-// queued reads back what is there: the first submission, or our own with the
-// time that the store gave it. stored is the sequence that our own was given.
-func (s *Store) queued(ctx context.Context, tenant, subject string, stored uint64) (Record, error) {
-	r, err := s.get(ctx, goal.GoalsStream(tenant), subject)
-	if err == nil && stored > r.Seq {
-		// A replica that is behind still shows an earlier goal of this id.
-		r, err = s.getFresh(ctx, goal.GoalsStream(tenant), subject)
+// enqueue publishes the submission, if there is room, and reads back what the
+// queue holds for the task: the first submission, or our own with the time that
+// the store gave it. goal.ErrFull: the queue takes no more, and the task is new.
+func (s *Store) enqueue(ctx context.Context, w write, room bool) (Record, error) {
+	stream, err := streamOf(w.subject)
+	if err != nil {
+		return Record{}, err
 	}
-	return r, err
-}
-
-// enqueue publishes the submission and returns its sequence. goal.ErrFull: the
-// stream took no more, because the task is there or because the queue is full.
-func (s *Store) enqueue(ctx context.Context, w write) (uint64, error) {
 	for {
-		ack, err := s.send(ctx, w)
+		ack, err := &jetstream.PubAck{}, goal.ErrFull
+		if room {
+			ack, err = s.send(ctx, w)
+		}
+		full := errors.Is(err, goal.ErrFull)
+		if err != nil && !full {
+			return Record{}, err
+		}
+		r, err := s.get(ctx, stream, w.subject)
+		if err == nil && !full && ack.Sequence > r.Seq {
+			// A replica that is behind still shows an earlier goal of this id.
+			r, err = s.getFresh(ctx, stream, w.subject)
+		}
 		switch {
-		case err != nil:
-			return 0, err
+		case !errors.Is(err, goal.ErrNotFound):
+			return r, err
+		case full:
+			return Record{}, goal.ErrFull
 		case !ack.Duplicate || w.msgID == "":
-			return ack.Sequence, nil
+			return Record{}, unavailable(err)
 		}
-		// The server remembers the id. The goal itself may have gone: an
-		// operator removed it.
-		_, err = s.getFresh(ctx, ack.Stream, w.subject)
-		if !errors.Is(err, goal.ErrNotFound) {
-			return ack.Sequence, err
-		}
+		// The server remembers the id, but an operator removed the goal.
 		w.msgID = ""
 	}
 }

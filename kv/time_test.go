@@ -173,3 +173,27 @@ func TestFenceOverExpiry(t *testing.T) {
 		must(t, "append", heir.Append(t.Context(), observed()), nil)
 	})
 }
+
+// TestRetentionRaised: a goal that was accepted under a shorter retention keeps
+// it, or it would outlive its result and look queued again.
+func TestRetentionRaised(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := kvtest.Server(t, kvtest.Options{})
+		s := c.Store(t, func(c *kv.Config) { c.Retention = 10 * time.Minute })
+		old := submit(t, s, "a")
+		_, err := s.Settle(t.Context(), old, failed(), 0)
+		must(t, "settle", err, nil)
+		s = c.Store(t, func(c *kv.Config) { c.Retention = time.Hour })
+		snap, err := s.Load(t.Context(), kv.DefaultTenant, "a")
+		must(t, "load", err, nil)
+		if !snap.Expires.Equal(old.Expires) || snap.Task().Status != goal.Failed {
+			t.Fatalf("%s until %s, want %s", snap.Task().Status, snap.Expires, old.Expires)
+		}
+		time.Sleep(time.Until(old.Expires) + time.Second)
+		_, err = s.Load(t.Context(), kv.DefaultTenant, "a")
+		must(t, "load after the end", err, goal.ErrNotFound)
+		if acc := submit(t, s, "a"); acc.Expires.Sub(acc.At) != time.Hour {
+			t.Fatalf("the new goal is kept for %s", acc.Expires.Sub(acc.At))
+		}
+	})
+}
