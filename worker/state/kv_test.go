@@ -1,9 +1,11 @@
 package state_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/goalkeeper-dev/goalkeeper/kv"
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
@@ -93,7 +95,7 @@ func TestKVUnknownIsNotAbsent(t *testing.T) {
 	cluster := kvtest.Server(t, kvtest.Options{})
 	d := cluster.Store(t).Documents()
 	cluster.Stop(0)
-	ctx, cancel := contextWithShortDeadline(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	_, err := state.KV{Documents: d, Namespace: "ns"}.Observe(ctx, []agent.Entity{{Collection: "c", ID: "a"}})
 	if err == nil || errors.Is(err, goal.ErrNotFound) {
