@@ -22,6 +22,9 @@ var errClosed = errors.New("group commit is closed")
 // message: one goroutine syncs the whole file system of the store, and each
 // sync releases everybody who waited before it began.
 //
+// The server's own SyncInterval must be 10 s or less: a record that is older is
+// taken for durable when it is read (see DESIGN.md).
+//
 // A failed sync is final: the kernel may have dropped the pages, so that a
 // later success would say nothing about them. Every later Wait returns the
 // error until the process starts again and the server reads back what is there.

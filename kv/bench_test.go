@@ -2,6 +2,7 @@ package kv_test
 
 import (
 	"fmt"
+	"os"
 	"sync/atomic"
 	"testing"
 
@@ -9,16 +10,27 @@ import (
 	"github.com/goalkeeper-dev/goalkeeper/kv/kvtest"
 )
 
-// benchStore is a store with group commit on a server of its own.
+// benchStore is a store with group commit on a server of its own. At the end
+// it reports the syncs of the file system per operation.
 func benchStore(b *testing.B) *kv.Store {
 	b.Helper()
-	dir := b.TempDir()
-	c := kvtest.Server(b, kvtest.Options{Dir: dir})
-	g, err := kv.NewGroupCommit(dir)
+	path := b.TempDir()
+	c := kvtest.Server(b, kvtest.Options{Dir: path})
+	dir, err := os.Open(path)
 	if err != nil {
-		b.Skip(err)
+		b.Fatal(err)
 	}
-	b.Cleanup(func() { _ = g.Close() })
+	var syncs atomic.Int64
+	g := kv.StartGroupCommit(dir, func() error {
+		syncs.Add(1)
+		return kv.SyncFileSystem(dir.Fd())
+	})
+	b.Cleanup(func() {
+		b.ReportMetric(float64(syncs.Load())/float64(b.N), "syncs/op")
+		if err := g.Close(); err != nil {
+			b.Error(err)
+		}
+	})
 	return c.Store(b, func(c *kv.Config) { c.Barrier = g })
 }
 

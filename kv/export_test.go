@@ -82,6 +82,9 @@ func StartGroupCommit(dir *os.File, sync func() error) *GroupCommit {
 	return startGroupCommit(dir, sync)
 }
 
+// SyncFileSystem is syncFileSystem.
+var SyncFileSystem = syncFileSystem
+
 // Classify is classify, by name.
 func Classify(err error) string {
 	return map[writeOutcome]string{

@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
@@ -48,13 +51,45 @@ func (s *Store) PutObject(ctx context.Context, data []byte) (string, error) {
 	if err == nil && have.Size == uint64(len(data)) && time.Since(have.ModTime) < s.conf.Retention {
 		return name, s.durable(ctx)
 	}
-	if _, err := s.objects.PutBytes(ctx, name, data); err != nil {
-		if classify(err) == writeFull || classify(err) == writeMaxed {
-			return "", fmt.Errorf("put object: %w: %w", goal.ErrFull, err)
-		}
-		return "", fmt.Errorf("put object: %w", fault(err))
+	if err := s.storeObject(ctx, name, data); err != nil {
+		return "", fmt.Errorf("put object: %w", err)
 	}
 	return name, s.durable(ctx)
+}
+
+// objectChunk is the largest part of an object in one message.
+const objectChunk = 128 << 10
+
+// storeObject writes what a NATS object store reads: the chunks, then the
+// information that makes them an object. Not through the client's own put, which
+// starts a goroutine for its asynchronous publishes that can miss its end and
+// then stays for good (nats.go 1.55, resetPendingAcksOnReconnect). The chunks of
+// an object that is stored anew go by their age.
+func (s *Store) storeObject(ctx context.Context, name string, data []byte) error {
+	hash := sha256.New()
+	hash.Write(data)
+	info := jetstream.ObjectInfo{
+		ObjectMeta: jetstream.ObjectMeta{Name: name}, Bucket: goal.ObjectsBucket, NUID: newNonce(),
+		Size: uint64(len(data)), Digest: jetstream.GetObjectDigestValue(hash),
+	}
+	for chunk := range slices.Chunk(data, objectChunk) {
+		info.Chunks++
+		id := fmt.Sprintf("%s-%d", info.NUID, info.Chunks)
+		w := write{subject: "$O." + goal.ObjectsBucket + ".C." + info.NUID, data: chunk, nonce: id, msgID: id}
+		if _, err := s.send(ctx, w); err != nil {
+			return fmt.Errorf("chunk %d: %w", info.Chunks, err)
+		}
+	}
+	meta, err := goal.Marshal(info)
+	if err != nil {
+		return err
+	}
+	w := write{
+		subject: "$O." + goal.ObjectsBucket + ".M." + base64.URLEncoding.EncodeToString([]byte(name)), data: meta,
+		nonce: info.NUID, msgID: info.NUID, header: nats.Header{jetstream.MsgRollup: {jetstream.MsgRollupSubject}},
+	}
+	_, err = s.send(ctx, w)
+	return err
 }
 
 // GetObject returns what was stored under name, or goal.ErrNotFound. Its digest
