@@ -270,6 +270,72 @@ func TestCrashLoop(t *testing.T) {
 	})
 }
 
+// TestCrashLoopCountsFromTheLastEvent: a decision is progress, also when its
+// outcome is not known yet.
+func TestCrashLoopCountsFromTheLastEvent(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, refund, goal.Guardrails{})
+	for range 15 {
+		crashes(t, w, agent.BeforeDecide, 1)
+	}
+	crashes(t, w, agent.AfterJournalDecision, 1)
+	for range 15 {
+		crashes(t, w, agent.BeforeCall, 1)
+	}
+	w.end(goal.TargetStateReached)
+}
+
+// TestResumeJournalsWhatChanged: a state that is no nearer is news all the same.
+func TestResumeJournalsWhatChanged(t *testing.T) {
+	t.Parallel()
+	for _, changed := range []bool{false, true} {
+		w := newWorld(t, refund, goal.Guardrails{})
+		crashes(t, w, agent.BeforeDecide, 1)
+		before := len(w.events)
+		if changed {
+			w.set("orders", "W1", "open")
+		}
+		w.end(goal.TargetStateReached)
+		if got := w.events[before+1].Type == goal.StateObserved; got != changed {
+			t.Errorf("changed %t: journal %v", changed, w.types())
+		}
+	}
+}
+
+// TestRepeatedCallThatIsAnsweredOtherwise: an error says nothing about the
+// sending before the crash.
+func TestRepeatedCallThatIsAnsweredOtherwise(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		out  goal.Outcome
+		err  error
+		kind goal.OutcomeKind
+	}{
+		{"tool error", goal.Outcome{Kind: goal.CallToolError}, nil, goal.CallToolError},
+		{"pre-condition", goal.Outcome{Kind: goal.CallPrecondition}, nil, goal.CallPrecondition},
+		{"arguments refused", goal.Outcome{}, &agent.ArgumentsError{Detail: "new schema"}, goal.CallUnknown},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, far, goal.Guardrails{MaxSteps: 1})
+			w.decide = differently
+			if !crashes(t, w, agent.AfterCall, 1) {
+				t.Fatal("no crash")
+			}
+			w.call = func(agent.Call) (goal.Outcome, error) { return c.out, c.err }
+			r := w.end(goal.GuardrailMaxSteps)
+			last := w.events[len(w.events)-1]
+			if last.Outcome == nil || last.Outcome.Kind != c.kind || !last.Outcome.Repeated {
+				t.Errorf("last event %+v", last)
+			}
+			if len(r.Effects) != 1 || r.Effects[0].Outcome != "unknown" {
+				t.Errorf("effects %+v", r.Effects)
+			}
+		})
+	}
+}
+
 // TestCrashesProperty: for any goal, any planner and any crashes, there is one
 // effect for each decision, and the end is that of a run without crashes.
 func TestCrashesProperty(t *testing.T) {

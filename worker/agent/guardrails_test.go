@@ -59,9 +59,9 @@ func TestGuardrails(t *testing.T) {
 		},
 		{
 			"max_tokens",
-			goal.Guardrails{MaxTokens: 29},
-			differently, 3,
-			goal.Trip{Guardrail: goal.GuardrailMaxTokens, Limit: int64(29), Observed: int64(30), Step: 3},
+			goal.Guardrails{MaxTokens: 30},
+			differently, 4,
+			goal.Trip{Guardrail: goal.GuardrailMaxTokens, Limit: int64(30), Observed: int64(40), Step: 4},
 		},
 		{
 			"tool_not_allowed",
@@ -74,6 +74,12 @@ func TestGuardrails(t *testing.T) {
 			goal.Guardrails{AllowedTools: []string{"put"}},
 			script(missing, missing), 2,
 			goal.Trip{Guardrail: goal.GuardrailToolNotAllowed, Limit: []string{"put"}, Observed: "nosuch", Step: 2},
+		},
+		{
+			"tool not allowed, where one error is enough",
+			goal.Guardrails{AllowedTools: []string{"put"}, MaxConsecutiveErrors: 1},
+			script(forbidden, forbidden), 2,
+			goal.Trip{Guardrail: goal.GuardrailToolNotAllowed, Limit: []string{"put"}, Observed: "charge", Step: 2},
 		},
 		{
 			"the same step",
@@ -151,6 +157,45 @@ func TestGuardrails(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestAnswerThatPassesMaxTokens: it is paid for, and not carried out.
+func TestAnswerThatPassesMaxTokens(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, refund, goal.Guardrails{MaxTokens: 9})
+	r := w.end(goal.GuardrailMaxTokens)
+	if len(w.calls) != 0 || r.Usage != (goal.Usage{Steps: 1, Tokens: 10}) {
+		t.Errorf("%d calls, usage %+v", len(w.calls), r.Usage)
+	}
+}
+
+func TestToolForOtherRoles(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, far, goal.Guardrails{})
+	w.tools[0].Roles, w.roles = []string{"finance"}, []string{"support"}
+	w.decide = script(action("charge", "a", "1", "1", ""), action("charge", "a", "1", "1", ""))
+	if w.end(goal.GuardrailToolNotAllowed); len(w.calls) != 0 {
+		t.Errorf("%d calls", len(w.calls))
+	}
+}
+
+// TestNoProgressWithALateLook: an observation that comes after the outcome
+// closes the step, although it shows nothing new.
+func TestNoProgressWithALateLook(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, far, goal.Guardrails{})
+		w.decide = same
+		w.watch = func(look int) error {
+			if look%2 == 0 {
+				return errors.New("away")
+			}
+			return nil
+		}
+		if r := w.end(goal.GuardrailNoProgress); r.Usage.Steps != 3 {
+			t.Errorf("usage %+v", r.Usage)
+		}
+	})
 }
 
 // TestGuardrailsLookOnceMore: a target that holds after the trip is a success,

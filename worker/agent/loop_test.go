@@ -243,6 +243,12 @@ func TestRunCancelled(t *testing.T) {
 			t.Errorf("%d calls, effects %+v", len(w.calls), r.Effects)
 		}
 	})
+	t.Run("though the target is reached by then", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t, refund, goal.Guardrails{})
+		w.opts.Cancelled = func(context.Context) (bool, error) { return len(w.calls) > 0, nil }
+		w.end(goal.TargetStateReached)
+	})
 	t.Run("while the planner thinks", func(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t, refund, goal.Guardrails{})

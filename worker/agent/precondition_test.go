@@ -185,6 +185,40 @@ func TestToolThatDoesNotSayWhatItWrote(t *testing.T) {
 	w.end(goal.TargetStateReached)
 }
 
+// TestForeignChangeDuringACall: seen where the call says what it wrote, or that
+// it wrote nothing.
+func TestForeignChangeDuringACall(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		call func(*world) (goal.Outcome, error)
+		look int // before which somebody else writes
+	}{
+		{"that names its revision", func(*world) (goal.Outcome, error) { return goal.Outcome{}, nil }, 3},
+		{"that failed", func(w *world) (goal.Outcome, error) {
+			w.set("a", "1", "foreign")
+			return goal.Outcome{Kind: goal.CallToolError}, nil
+		}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, `{"a":{"1":1,"2":2}}`, goal.Guardrails{})
+			w.accepted.Submission.Goal.PreConditions = json.RawMessage(`{"revisions":{"a/1":0}}`)
+			w.call = func(agent.Call) (goal.Outcome, error) { return c.call(w) }
+			w.watch = func(look int) error {
+				if look == c.look {
+					w.set("a", "1", "foreign")
+				}
+				return nil
+			}
+			r := w.end(goal.PreconditionFailed)
+			if len(r.Checks) != 1 || r.Checks[0].Pointer != "/revisions/a~11" || r.Usage.Steps != 1 {
+				t.Errorf("checks %+v, usage %+v", r.Checks, r.Usage)
+			}
+		})
+	}
+}
+
 // wholeMember is a world whose root members are documents of their own: all
 // entities of one have its revision.
 type wholeMember struct{ *world }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -203,7 +204,7 @@ func (w *world) Call(_ context.Context, c agent.Call) (goal.Outcome, error) {
 			i, _ := old.Int64()
 			n = int(i)
 		}
-		value = json.Number(fmt.Sprint(n + 1))
+		value = json.Number(strconv.Itoa(n + 1))
 	}
 	w.store(a.Collection, a.ID, value)
 	w.writes = append(w.writes, c.Key)
@@ -285,7 +286,7 @@ func (w *world) reach(s agent.Situation) (agent.Answer, error) {
 // put is the action that puts a difference at /collection/id right.
 func (w *world) put(d goal.Difference) goal.Action {
 	e := agent.EntityOf(d.Pointer[1:])
-	return put(e.Collection, e.ID, string(d.Want), fmt.Sprint(len(w.asked)))
+	return put(e.Collection, e.ID, string(d.Want), strconv.Itoa(len(w.asked)))
 }
 
 func put(collection, id, value, note string) goal.Action {
