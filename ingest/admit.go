@@ -47,14 +47,25 @@ func (s *Server) admit(ctx context.Context, q request) (outcome, error) {
 		return outcome{}, err
 	}
 	if err := s.preflight(ctx, q.who, g); err != nil {
-		// A twin may have been admitted, and even have reached its target, since
-		// we looked; the look may also have been stale. Ask for certain.
-		if snap, lerr := s.load(ctx, sub.Tenant, sub.TaskID); lerr == nil {
-			return s.replay(ctx, snap.Accepted, sub)
-		}
-		return outcome{}, err
+		return s.lookAgain(ctx, sub, err)
 	}
 	return s.submit(ctx, sub)
+}
+
+// lookAgain asks for certain before a refusal. A twin may have been admitted,
+// and even have reached its target, since we looked; the look may also have been
+// stale.
+func (s *Server) lookAgain(ctx context.Context, sub goal.Submission, refusal error) (outcome, error) {
+	snap, err := s.load(ctx, sub.Tenant, sub.TaskID)
+	if err != nil {
+		return outcome{}, refusal
+	}
+	// The twin may still wait until it is durable; find does so too. A replica
+	// that still has nothing is no single node, where a barrier would be needed.
+	if _, err := s.find(ctx, sub); err != nil && !errors.Is(err, goal.ErrNotFound) {
+		return outcome{}, err
+	}
+	return s.replay(ctx, snap.Accepted, sub)
 }
 
 // submit stores the submission, or meets the one that was first.

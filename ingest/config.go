@@ -26,8 +26,9 @@ type Queue interface {
 	Load(ctx context.Context, tenant, task string) (goal.Snapshot, error)
 }
 
-// Finder is implemented by a Queue that can look for a submission cheaply.
-// ErrNotFound may be wrong for an instant after the submission.
+// Finder is implemented by a Queue that can look for a submission cheaply. What
+// it returns is durable; goal.ErrNotFound may be wrong for an instant after the
+// submission.
 type Finder interface {
 	Find(ctx context.Context, tenant, task string) (goal.Accepted, error)
 }

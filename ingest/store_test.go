@@ -417,10 +417,12 @@ func TestLiveViews(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	resp, _ := other.do(http.MethodGet, "/v1/tasks/"+task.ID, "")
+	etag := resp.Header.Get("ETag")
 	begin := time.Now()
 	waited := make(chan goal.Task, 1)
 	go func() {
-		_, b := other.do(http.MethodGet, "/v1/tasks/"+task.ID, "", "Prefer: wait=30")
+		_, b := other.do(http.MethodGet, "/v1/tasks/"+task.ID, "", "Prefer: wait=30", "If-None-Match: "+etag)
 		waited <- other.task(b)
 	}()
 	for other.srv.Watchers() < 2 {
@@ -455,7 +457,7 @@ func TestLiveViews(t *testing.T) {
 	if s := late.listed("?status=succeeded"); len(s) != 1 || s[0].EndedAt == nil || s[0].StartedAt == nil {
 		t.Errorf("list of a new process = %+v", s)
 	}
-	resp, _ := w.do(http.MethodGet, task.Links.Events, "", "Last-Event-ID: 3")
+	resp, _ = w.do(http.MethodGet, task.Links.Events, "", "Last-Event-ID: 3")
 	if resp.StatusCode != http.StatusNoContent {
 		t.Errorf("behind the end: %d", resp.StatusCode)
 	}
@@ -518,5 +520,43 @@ func TestStoreGoesAway(t *testing.T) {
 	}
 	if resp, _ := w.post("k", goodGoal); resp.Header.Get("Idempotent-Replayed") != "true" {
 		t.Errorf("the key was forgotten: %d", resp.StatusCode)
+	}
+}
+
+// gate is a barrier that a test holds shut.
+type gate struct{ open chan struct{} }
+
+func (g gate) Wait(ctx context.Context) error {
+	select {
+	case <-g.open:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// TestNoAnswerBeforeItIsDurable: neither the first submission nor its twin, which
+// finds it in the store, is answered 202 before the barrier has passed.
+func TestNoAnswerBeforeItIsDurable(t *testing.T) {
+	t.Parallel()
+	c := kvtest.Server(t, kvtest.Options{})
+	g := gate{open: make(chan struct{})}
+	srv, err := ingest.New(ingest.Config{
+		Store: c.Store(t, func(conf *kv.Config) { conf.Barrier = g }), Auth: ingest.Anonymous("default"), Log: quiet(), StoreTimeout: 300 * time.Millisecond,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	post := func(body string) int {
+		return call(t, srv.Handler(), http.MethodPost, "/v1/tasks", body, "Content-Type: application/json", "Idempotency-Key: k").Code
+	}
+	for i := range 3 {
+		if got := post(goodGoal); got != http.StatusServiceUnavailable {
+			t.Errorf("submission %d is answered %d while the barrier is shut", i+1, got)
+		}
+	}
+	close(g.open)
+	if got := post(goodGoal); got != http.StatusAccepted {
+		t.Errorf("status %d behind the barrier", got)
 	}
 }

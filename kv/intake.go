@@ -32,6 +32,8 @@ const (
 	// requestsPending bounds requests that wait for a slot; the server drops
 	// what comes beyond, and its sender's request times out.
 	requestsPending = 1024
+	// drainTime is how long requests that wait for a slot are served at the end.
+	drainTime = 5 * time.Second
 	// deadBytes bounds what is kept of goals that no task can be made of; the
 	// oldest go first.
 	deadBytes = 64 << 20
@@ -173,10 +175,12 @@ func (s *Store) ServeRequests(ctx context.Context, tenant string, answer func(ct
 		return fmt.Errorf("requests of %s: subscription closed: %w", tenant, goal.ErrUnavailable)
 	case <-ctx.Done():
 	}
-	if sub.Drain() == nil {
+	if !s.nc.IsConnected() { // nothing comes any more, and a drain would wait for the server
+		_ = sub.Unsubscribe() // fails only when the connection is closed
+	} else if sub.Drain() == nil {
 		select {
 		case <-closed:
-		case <-time.After(intakeTime): // the connection is gone: nothing comes any more
+		case <-time.After(drainTime): // who was not served by then sends the request again
 		}
 	}
 	return context.Cause(ctx)

@@ -22,8 +22,9 @@ const (
 	tailResets = 3
 )
 
-// Find looks for a submission by one read from any replica. goal.ErrNotFound may
-// be wrong for an instant after the submission; Load and Submit are never.
+// Find looks for a submission by one read from any replica. What it returns is
+// durable. goal.ErrNotFound may be wrong for an instant after the submission;
+// Load and Submit are never.
 func (s *Store) Find(ctx context.Context, tenant, task string) (goal.Accepted, error) {
 	if checkTask(tenant, task) != nil {
 		return goal.Accepted{}, fmt.Errorf("find task: %w", goal.ErrNotFound)
@@ -36,7 +37,14 @@ func (s *Store) Find(ctx context.Context, tenant, task string) (goal.Accepted, e
 	if err != nil {
 		return goal.Accepted{}, fmt.Errorf("find %s: %w", task, err)
 	}
-	return s.accepted(r)
+	acc, err := s.accepted(r)
+	if err == nil {
+		err = s.durableRecord(ctx, r) // its writer may still wait for the barrier
+	}
+	if err != nil {
+		return goal.Accepted{}, fmt.Errorf("find %s: %w", task, err)
+	}
+	return acc, nil
 }
 
 // TailHead is the sequence of the last message of the journals, by the word of

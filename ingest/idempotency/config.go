@@ -59,8 +59,9 @@ type Config struct {
 	MaxRequest  int64         // body, bytes, also after decoding; default 1 MiB, at most 64 MiB
 	MaxResponse int64         // kept body, bytes; default 1 MiB, at most 64 MiB
 	// StreamTypes are media types whose answers pass through as they are made.
-	// While one lasts, a repetition gets 410; once it ended within MaxResponse,
-	// the whole of it is replayed. Default text/event-stream.
+	// While one lasts, a repetition gets 409 from the process that runs it and
+	// 410 from others; once it ended within MaxResponse, the whole of it is
+	// replayed. Default text/event-stream.
 	StreamTypes []string
 	OnAmbiguous Ambiguous // default Expire
 	// RequireDerivedKey takes only keys that can be recomputed: the request must

@@ -203,8 +203,8 @@ func (l ledger) move(ctx context.Context, c *claim, next Record, ttl time.Durati
 			return errLost
 		case err != nil:
 			return err
-		case cur.Owner != c.rec.Owner:
-			return errLost
+		case cur.Owner != c.rec.Owner, cur.State == Completed && next.State != Completed:
+			return errLost // an answer is final, also for its owner
 		default:
 			try.rev = cur.rev // an earlier write of ours, whose ack was lost
 		}

@@ -36,8 +36,9 @@ func (r Route) proxy(target *url.URL, cfg Config) (handler http.Handler, closeId
 			r.rewrite(pr, target)
 		},
 		ModifyResponse: func(res *http.Response) error {
-			if f := fateOf(res.Request.Context()); f != nil {
-				res.Body = &watchedBody{res.Body, f}
+			ctx := res.Request.Context()
+			if f := fateOf(ctx); f != nil {
+				res.Body = &watchedBody{res.Body, f, func(err error) int { return gatewayStatus(ctx, err) }}
 			}
 			return nil
 		},
@@ -130,15 +131,15 @@ func gatewayStatus(ctx context.Context, err error) int {
 // taken for the answer.
 type watchedBody struct {
 	io.ReadCloser
-	fate *fate
+	fate   *fate
+	status func(error) int
 }
 
 func (b *watchedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil && !errors.Is(err, io.EOF) {
-		status := gatewayStatus(context.Background(), err)
 		b.fate.set(fateUnknown, "the upstream's answer was cut",
-			problem(goal.DependencyNotAvailable, status, "The upstream's answer was cut: the call took effect at least in part.", 0))
+			problem(goal.DependencyNotAvailable, b.status(err), "The upstream's answer was cut: the call took effect at least in part.", 0))
 	}
 	return n, err
 }
