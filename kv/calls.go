@@ -163,15 +163,17 @@ func (c *Calls) set(ctx context.Context, key string, data []byte, rev uint64, tt
 
 // Get returns the record of a key and its revision, or goal.ErrNotFound, then
 // with the revision of the trace that an expired record left, or 0. What it
-// returns is durable. On three replicas it may be older than the last write.
+// returns is durable, and the word of the leader: a replica that is behind
+// would answer "in progress" to a caller that has seen the end.
 func (c *Calls) Get(ctx context.Context, key string) ([]byte, uint64, error) {
 	ctx, cancel := bounded(ctx, callTimeout)
 	defer cancel()
 	stream, subject := bucketStream(goal.CallsBucket), bucketSubject(goal.CallsBucket, key)
-	r, err := c.s.read(ctx, func(ctx context.Context) (Record, error) { return c.s.directLast(ctx, stream, subject) })
-	if errors.Is(err, goal.ErrNotFound) && c.s.conf.Replicas > 1 {
-		r, err = c.s.leaderLast(ctx, stream, subject)
+	last := c.s.leaderLast
+	if c.s.conf.Replicas == 1 {
+		last = c.lastDirect
 	}
+	r, err := last(ctx, stream, subject)
 	switch {
 	case err != nil:
 		return nil, 0, fmt.Errorf("read a call: %w", err)
@@ -184,6 +186,11 @@ func (c *Calls) Get(ctx context.Context, key string) ([]byte, uint64, error) {
 		}
 	}
 	return r.Data, r.Seq, nil
+}
+
+// lastDirect is cheaper than asking the leader, and the same on one replica.
+func (c *Calls) lastDirect(ctx context.Context, stream, subject string) (Record, error) {
+	return c.s.read(ctx, func(ctx context.Context) (Record, error) { return c.s.directLast(ctx, stream, subject) })
 }
 
 // Each calls fn for the record of every call until it returns false, oldest
