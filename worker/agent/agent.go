@@ -17,7 +17,8 @@ type Planner interface {
 	Decide(ctx context.Context, s Situation) (Answer, error)
 }
 
-// Situation is all that a planner is told.
+// Situation is all that a planner is told. What its lists and maps hold belongs
+// to the loop and must not be changed.
 type Situation struct {
 	TaskID   string
 	Tenant   string
@@ -32,10 +33,10 @@ type Situation struct {
 }
 
 // Step is an earlier decision as the planner sees it. Exactly one of Outcome
-// and Refusal is set, except for a call that was in flight at a crash.
+// and Refusal is set.
 type Step struct {
 	N        int
-	Decision *goal.Decision // nil for a refused one
+	Decision *goal.Decision // nil for one that was refused before it was journaled
 	Refusal  *goal.Refusal
 	Outcome  *goal.Outcome
 }

@@ -6,6 +6,9 @@
 // carries the same Idempotency-Key on every repeat; that no tool outside the
 // guardrails is dispatched; and that the deadline survives crashes.
 //
+// Preflight checks what can be known of a goal before it is accepted; Left says
+// what is left of a target.
+//
 // It knows neither NATS nor HTTP: everything comes through the interfaces
 // below. It does not settle the task: it returns the result and the worker
 // stores it.
