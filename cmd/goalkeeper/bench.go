@@ -23,6 +23,7 @@ type benchCmd struct {
 	Mode        string        `arg:"" enum:"submit,replay,e2e,gateway,webhook" help:"What to measure: submit, replay, e2e, gateway or webhook."`
 	Concurrency int           `short:"c" default:"16" help:"Requests in flight."`
 	Duration    time.Duration `short:"d" default:"10s" help:"How long to measure."`
+	Operations  int64         `short:"n" placeholder:"N" help:"End after so many operations, if that is sooner."`
 	Warmup      time.Duration `default:"1s" help:"How long to run before measuring."`
 	Rate        float64       `placeholder:"N" help:"Start N operations a second, and count latency from when each was due. Default: each begins when the one before ends."`
 	Durability  string        `enum:"group,always" default:"group" help:"Of the server in this process: group or always."`
@@ -107,40 +108,47 @@ func (c *benchCmd) target(ctx context.Context, t *terminal) (api *client, stop f
 	return api, stop, nil
 }
 
-// drive keeps operations in flight until the time is over, and waits for the
-// last ones.
+// drive keeps operations in flight until the time is over or enough were
+// started, and waits for the last ones.
 func drive(ctx context.Context, c *benchCmd, op operation, m *meter, t *terminal) {
 	ctx, cancel := context.WithTimeout(ctx, c.Warmup+c.Duration)
 	defer cancel()
-	start := time.Now()
-	var n atomic.Int64
-	var wg sync.WaitGroup
-	for worker := range c.Concurrency {
-		wg.Go(func() {
-			for ctx.Err() == nil {
-				due := time.Now()
-				if c.Rate > 0 {
-					due = start.Add(time.Duration(float64(n.Add(1)-1) / c.Rate * float64(time.Second)))
-					if sleep(ctx, time.Until(due)) != nil {
-						return
-					}
-				}
-				// What began in time may end: cutting it off would hide the slowest.
-				err := op(context.WithoutCancel(ctx), worker)
-				m.record(due, time.Now(), err)
+	begin := time.Now()
+	var started atomic.Int64
+	work := func(worker int) {
+		for ctx.Err() == nil {
+			n := started.Add(1)
+			if c.Operations > 0 && n > c.Operations {
+				return
 			}
-		})
+			due := time.Now()
+			if c.Rate > 0 {
+				due = begin.Add(time.Duration(float64(n-1) / c.Rate * float64(time.Second)))
+				if sleep(ctx, time.Until(due)) != nil {
+					return
+				}
+			}
+			// What began in time may end: cutting it off would hide the slowest.
+			err := op(context.WithoutCancel(ctx), worker)
+			m.record(due, time.Now(), err)
+		}
 	}
+	var workers sync.WaitGroup
+	for worker := range c.Concurrency {
+		workers.Go(func() { work(worker) })
+	}
+	ended := make(chan struct{})
+	go func() { workers.Wait(); close(ended) }()
 	report := time.NewTicker(time.Second)
 	defer report.Stop()
-	for ctx.Err() == nil {
+	for {
 		select {
 		case <-report.C:
 			t.notef("%s", m.progress())
-		case <-ctx.Done():
+		case <-ended:
+			return
 		}
 	}
-	wg.Wait()
 }
 
 // bench is one benchmark.

@@ -35,12 +35,8 @@ func TestEveryReasonHasItsExitCode(t *testing.T) {
 	}
 	for _, reason := range goal.Reasons() {
 		status := goal.Failed
-		switch reason {
-		case goal.TargetStateReached:
-			status = goal.Succeeded
-		case goal.CancelRequested:
-			status = goal.Cancelled
-		default:
+		if s, ok := map[goal.Reason]goal.State{goal.TargetStateReached: goal.Succeeded, goal.CancelRequested: goal.Cancelled}[reason]; ok {
+			status = s
 		}
 		code, ok := want[reason]
 		if got := endCode(status, reason); !ok || got != code {
@@ -181,7 +177,7 @@ func TestWhatOthersWroteCannotMoveTheCursor(t *testing.T) {
 		"bell\a":             "bell\ufffd",
 		"\u202eevil":         "\ufffdevil",
 		"two\nlines":         "two lines",
-		"tab\tand   spaces ": "tab\ufffdand spaces",
+		"tab\tand   spaces.": "tab\ufffdand spaces.",
 	} {
 		if got := oneLine(in, 100); got != want {
 			t.Errorf("oneLine(%q) = %q, want %q", in, got, want)

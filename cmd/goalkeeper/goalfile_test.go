@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -40,10 +41,10 @@ func TestYAML(t *testing.T) {
 
 func TestYAMLThatIsRefused(t *testing.T) {
 	t.Parallel()
-	bomb := "a: &a [x,x,x,x,x,x,x,x,x,x]\n"
+	var bomb strings.Builder
+	bomb.WriteString("a: &a [x,x,x,x,x,x,x,x,x,x]\n")
 	for c := 'b'; c < 'i'; c++ {
-		alias := "*" + string(c-1)
-		bomb += string(c) + ": &" + string(c) + " [" + strings.Repeat(alias+",", 9) + alias + "]\n"
+		fmt.Fprintf(&bomb, "%c: &%c [%s*%c]\n", c, c, strings.Repeat("*"+string(c-1)+",", 9), c-1)
 	}
 	for name, row := range map[string]struct{ in, want string }{
 		"duplicate":     {"a: 1\na: 2\n", "already defined"},
@@ -55,7 +56,7 @@ func TestYAMLThatIsRefused(t *testing.T) {
 		"two documents": {"a: 1\n---\nb: 2\n", "one YAML document"},
 		"nothing":       {"# nothing\n", "one YAML document"},
 		"syntax":        {"a: [1\n", "sequence end"},
-		"alias bomb":    {bomb, "larger than"},
+		"alias bomb":    {bomb.String(), "larger than"},
 	} {
 		got, err := yamlToJSON([]byte(row.in))
 		if err == nil || !strings.Contains(err.Error(), row.want) {

@@ -2,13 +2,12 @@ package main
 
 import (
 	"crypto/rand"
-	"crypto/sha256"
 	"encoding/base64"
-	"encoding/hex"
 	"fmt"
 	"io"
 	"strings"
 
+	"github.com/goalkeeper-dev/goalkeeper/ingest"
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 )
 
@@ -79,7 +78,7 @@ func (*keyNewCmd) Run(t *terminal) error {
 	var b [32]byte
 	_, _ = rand.Read(b[:]) // never fails: crypto/rand ends the program instead
 	key := "gk_" + base64.RawURLEncoding.EncodeToString(b[:])
-	k := apiKey{Key: key, SHA256: hashKey(key)}
+	k := apiKey{Key: key, SHA256: ingest.HashKey(key)}
 	if t.machine() {
 		return t.document(k)
 	}
@@ -100,12 +99,7 @@ func (*keyHashCmd) Run(t *terminal) error {
 		return usageError("there is no key on stdin")
 	}
 	if t.machine() {
-		return t.document(apiKey{SHA256: hashKey(key)})
+		return t.document(apiKey{SHA256: ingest.HashKey(key)})
 	}
-	return t.printf("%s\n", hashKey(key))
-}
-
-func hashKey(key string) string {
-	sum := sha256.Sum256([]byte(key))
-	return hex.EncodeToString(sum[:])
+	return t.printf("%s\n", ingest.HashKey(key))
 }

@@ -93,7 +93,7 @@ func adminAnswer(w http.ResponseWriter, v any, err error) {
 	w.Header().Set("Content-Type", media)
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	_, _ = w.Write(append(body, '\n')) // the operator's connection may be gone
+	_, _ = w.Write(append(body, '\n')) //nolint:gosec // JSON by its type; the operator's connection may be gone
 }
 
 // problemFor is what an operator sees of an error.
