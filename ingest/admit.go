@@ -74,7 +74,7 @@ func (s *Server) submit(ctx context.Context, sub goal.Submission) (outcome, erro
 	defer cancel()
 	acc, created, err := s.cfg.Store.Submit(ctx, sub)
 	if err != nil {
-		return outcome{}, err //nolint:wrapcheck // the store names its operation
+		return outcome{}, err
 	}
 	if !created {
 		return s.replay(ctx, acc, sub)
@@ -104,13 +104,13 @@ func (s *Server) find(ctx context.Context, sub goal.Submission) (goal.Accepted, 
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.StoreTimeout)
 	defer cancel()
-	return finder.Find(ctx, sub.Tenant, sub.TaskID) //nolint:wrapcheck // the store names its operation
+	return finder.Find(ctx, sub.Tenant, sub.TaskID)
 }
 
 func (s *Server) load(ctx context.Context, tenant, task string) (goal.Snapshot, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.StoreTimeout)
 	defer cancel()
-	return s.cfg.Store.Load(ctx, tenant, task) //nolint:wrapcheck // the store names its operation
+	return s.cfg.Store.Load(ctx, tenant, task)
 }
 
 // preflight returns the problem that the goal is refused with, or nil.

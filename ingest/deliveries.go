@@ -19,7 +19,7 @@ func (s *Server) getDeliveries(w http.ResponseWriter, r *http.Request, who Princ
 	}
 	list, err := s.cfg.Deliveries.List(r.Context(), who.Tenant, id)
 	if err != nil && !errors.Is(err, goal.ErrNotFound) {
-		return err //nolint:wrapcheck // the store names its operation
+		return err
 	}
 	if list == nil {
 		list = []goal.DeliveryView{} // no webhook, or not yet
@@ -37,7 +37,7 @@ func (s *Server) postDeliveries(w http.ResponseWriter, r *http.Request, who Prin
 	}
 	d, err := s.cfg.Deliveries.Redeliver(r.Context(), who.Tenant, id)
 	if err != nil {
-		return err //nolint:wrapcheck // the store names its operation
+		return err
 	}
 	w.Header().Set("Location", goal.LinksOf(id).Self+"/deliveries")
 	s.respondJSON(w, r, http.StatusAccepted, d)

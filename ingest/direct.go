@@ -40,20 +40,20 @@ type Intake interface {
 // dependency of its preflight does not answer, before it fails with that.
 const directPatience = time.Minute
 
-func (s *Server) runIntake(ctx context.Context, tenant string) error {
+func (s *Server) runIntake(ctx context.Context, tenant string) {
 	ctx, cancel := s.untilDrain(ctx)
 	defer cancel()
-	return s.keep(ctx, "intake of "+tenant, func(ctx context.Context) error {
+	s.keep(ctx, "intake of "+tenant, func(ctx context.Context) error {
 		return s.cfg.Intake.ConsumeIntake(ctx, tenant, func(ctx context.Context, key []string, body []byte, at time.Time, traceparent string) time.Duration {
 			return s.takeDirect(ctx, tenant, Direct{Key: key, Body: body, At: at, Traceparent: traceparent})
 		})
 	})
 }
 
-func (s *Server) runRequests(ctx context.Context, tenant string) error {
+func (s *Server) runRequests(ctx context.Context, tenant string) {
 	ctx, cancel := s.untilDrain(ctx)
 	defer cancel()
-	return s.keep(ctx, "requests of "+tenant, func(ctx context.Context) error {
+	s.keep(ctx, "requests of "+tenant, func(ctx context.Context) error {
 		return s.cfg.Intake.ServeRequests(ctx, tenant, func(ctx context.Context, key []string, body []byte, traceparent string) (int, map[string]string, []byte) {
 			return s.answerRequest(ctx, tenant, Direct{Key: key, Body: body, Traceparent: traceparent})
 		})
@@ -138,8 +138,7 @@ func (s *Server) refuse(ctx context.Context, q request, p *goal.Problem) error {
 		Fingerprint: fingerprint, Roles: q.who.Roles, Via: q.via, Traceparent: q.traceparent, Goal: s.salvage(q.body), Refused: p,
 	}
 	out, err := s.submit(ctx, sub)
-	var reused *goal.Problem
-	if errors.As(err, &reused) {
+	if _, reused := errors.AsType[*goal.Problem](err); reused {
 		return s.noteConflict(ctx, q)
 	}
 	if err != nil || out.snapshot.Result != nil || out.snapshot.Submission.Refused == nil {
@@ -177,7 +176,7 @@ func (s *Server) salvage(body []byte) goal.Goal {
 }
 
 func text(v any) string {
-	s, _ := v.(string) //nolint:errcheck // anything else is no text
+	s, _ := v.(string)
 	return s
 }
 

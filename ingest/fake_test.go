@@ -3,7 +3,6 @@ package ingest_test
 import (
 	"context"
 	"encoding/json"
-	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -142,7 +141,7 @@ var otherGoal = strings.Replace(goodGoal, "refunded", "shipped", 1)
 const sameGoal = `{ "guardrails": {"timeout_seconds":1.2e2, "max_steps":12.0},
   "goal": {"target_state":{"orders":{"W2378156":{"status":"refunded"}}}, "intent":"Refund order W2378156"} }`
 
-func quiet() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 type world struct {
 	t     testing.TB
@@ -151,16 +150,16 @@ type world struct {
 	h     http.Handler
 }
 
-func newWorld(t testing.TB, change ...func(*ingest.Config)) *world {
-	t.Helper()
-	w := &world{t: t, store: newFakeStore()}
+func newWorld(tb testing.TB, change ...func(*ingest.Config)) *world {
+	tb.Helper()
+	w := &world{t: tb, store: newFakeStore()}
 	cfg := ingest.Config{Store: w.store, Auth: ingest.Anonymous("default", "admin"), Log: quiet()}
 	for _, c := range change {
 		c(&cfg)
 	}
 	srv, err := ingest.New(cfg)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	w.srv, w.h = srv, srv.Handler()
 	return w
@@ -172,9 +171,9 @@ func (w *world) call(method, path, body string, headers ...string) *httptest.Res
 	return call(w.t, w.h, method, path, body, headers...)
 }
 
-func call(t testing.TB, h http.Handler, method, path, body string, headers ...string) *httptest.ResponseRecorder {
-	t.Helper()
-	r := httptest.NewRequestWithContext(t.Context(), method, path, strings.NewReader(body))
+func call(tb testing.TB, h http.Handler, method, path, body string, headers ...string) *httptest.ResponseRecorder {
+	tb.Helper()
+	r := httptest.NewRequestWithContext(tb.Context(), method, path, strings.NewReader(body))
 	r.Host = "localhost"
 	for _, line := range headers {
 		name, value, _ := strings.Cut(line, ": ")
@@ -190,43 +189,43 @@ func (w *world) post(key, body string, headers ...string) *httptest.ResponseReco
 	return w.call(http.MethodPost, "/v1/tasks", body, append([]string{"Content-Type: application/json", "Idempotency-Key: " + key}, headers...)...)
 }
 
-func taskIn(t testing.TB, rec *httptest.ResponseRecorder) goal.Task {
-	t.Helper()
-	return decode[goal.Task](t, rec, "application/json")
+func taskIn(tb testing.TB, rec *httptest.ResponseRecorder) goal.Task {
+	tb.Helper()
+	return decode[goal.Task](tb, rec, "application/json")
 }
 
-func problemIn(t testing.TB, rec *httptest.ResponseRecorder) goal.Problem {
-	t.Helper()
-	p := decode[goal.Problem](t, rec, "application/problem+json")
+func problemIn(tb testing.TB, rec *httptest.ResponseRecorder) goal.Problem {
+	tb.Helper()
+	p := decode[goal.Problem](tb, rec, "application/problem+json")
 	if p.Status != rec.Code || p.Title == "" || p.Instance != "/requests/"+rec.Header().Get("X-Request-Id") {
-		t.Errorf("problem = %+v with status %d", p, rec.Code)
+		tb.Errorf("problem = %+v with status %d", p, rec.Code)
 	}
 	return p
 }
 
-func decode[T any](t testing.TB, rec *httptest.ResponseRecorder, mediaType string) T {
-	t.Helper()
+func decode[T any](tb testing.TB, rec *httptest.ResponseRecorder, mediaType string) T {
+	tb.Helper()
 	var v T
 	if got := rec.Header().Get("Content-Type"); got != mediaType {
-		t.Fatalf("status %d, Content-Type %q, want %q: %s", rec.Code, got, mediaType, rec.Body)
+		tb.Fatalf("status %d, Content-Type %q, want %q: %s", rec.Code, got, mediaType, rec.Body)
 	}
 	if err := json.Unmarshal(rec.Body.Bytes(), &v); err != nil {
-		t.Fatalf("body %q: %v", rec.Body, err)
+		tb.Fatalf("body %q: %v", rec.Body, err)
 	}
 	return v
 }
 
-func wantStatus(t testing.TB, rec *httptest.ResponseRecorder, want int) {
-	t.Helper()
+func wantStatus(tb testing.TB, rec *httptest.ResponseRecorder, want int) {
+	tb.Helper()
 	if rec.Code != want {
-		t.Fatalf("status = %d, want %d: %s", rec.Code, want, rec.Body)
+		tb.Fatalf("status = %d, want %d: %s", rec.Code, want, rec.Body)
 	}
 }
 
-func wantHeader(t testing.TB, rec *httptest.ResponseRecorder, name, want string) {
-	t.Helper()
+func wantHeader(tb testing.TB, rec *httptest.ResponseRecorder, name, want string) {
+	tb.Helper()
 	if got := rec.Header().Get(name); got != want {
-		t.Errorf("%s = %q, want %q", name, got, want)
+		tb.Errorf("%s = %q, want %q", name, got, want)
 	}
 }
 

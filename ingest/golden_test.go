@@ -93,7 +93,7 @@ func golden(t *testing.T, name string, rec *httptest.ResponseRecorder) {
 		}
 		return
 	}
-	want, err := os.ReadFile(path) //nolint:gosec // a name of ours
+	want, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}

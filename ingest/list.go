@@ -42,7 +42,7 @@ func filterOf(r *http.Request) (filter, error) {
 	q := r.URL.Query()
 	f := filter{environment: q.Get("environment")}
 	for _, line := range q["status"] {
-		for _, name := range strings.Split(line, ",") {
+		for name := range strings.SplitSeq(line, ",") {
 			switch st := goal.State(name); {
 			case name == "":
 			case !slices.Contains(goal.States(), st):

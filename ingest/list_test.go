@@ -25,8 +25,8 @@ func (w *world) list(query string) list {
 
 func accepted(n int, environment string) goal.Accepted {
 	key := fmt.Sprintf("old-%d", n)
-	at := time.Now().Add(time.Duration(n-1000) * time.Second)
-	return goal.Accepted{Seq: uint64(n), At: at, Expires: at.Add(7 * 24 * time.Hour), Submission: goal.Submission{
+	at := time.Now().Add(time.Duration(n)*time.Second - 1000*time.Second)
+	return goal.Accepted{Seq: uint64(n), At: at, Expires: at.Add(7 * 24 * time.Hour), Submission: goal.Submission{ //nolint:gosec // small
 		Version: 1, TaskID: goal.TaskID("default", key), Tenant: "default", Key: key,
 		Goal: goal.Goal{Environment: environment, Objective: goal.Objective{Intent: key, TargetState: []byte(`{}`)}},
 	}}
@@ -40,7 +40,7 @@ func TestList(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w, tail := running(t, func(c *ingest.Config) {
-			f, _ := c.Tail.(*fakeTail) //nolint:errcheck // made by running
+			f, _ := c.Tail.(*fakeTail)
 			for n := 1; n <= 120; n++ {
 				f.old = append(f.old, accepted(n, []string{"shop", "ops"}[n%2]))
 			}
@@ -129,7 +129,7 @@ func TestRecalledStates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hold := make(chan struct{})
 		w, _ := running(t, func(c *ingest.Config) {
-			f, _ := c.Tail.(*fakeTail) //nolint:errcheck // made by running
+			f, _ := c.Tail.(*fakeTail)
 			f.old, f.hold = []goal.Accepted{accepted(1, ""), accepted(2, "")}, hold
 			f.recall = append(f.recall, func(fn ingest.BatchFunc) {
 				fn(1, "default", f.old[0].Submission.TaskID, []goal.Event{{N: 1, Type: goal.TaskStarted, Time: time.Now()}, endedEvent(2, goal.Succeeded, goal.TargetStateReached)})

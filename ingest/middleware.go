@@ -38,7 +38,7 @@ func (w *statusWriter) Write(p []byte) (int, error) {
 	if w.status == 0 {
 		w.status = http.StatusOK
 	}
-	return w.ResponseWriter.Write(p) //nolint:wrapcheck // a writer's error is its own
+	return w.ResponseWriter.Write(p)
 }
 
 // Unwrap lets http.ResponseController find what is below.
@@ -75,7 +75,7 @@ func (s *Server) outermost(next http.Handler) http.Handler {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(answerTimeout)) // not every writer has one
 		began := time.Now()
-		defer func() {
+		defer func() { //nolint:contextcheck // the request carries it
 			if v := recover(); v != nil {
 				if err, ok := v.(error); ok && errors.Is(err, http.ErrAbortHandler) {
 					panic(v)
@@ -91,7 +91,7 @@ func (s *Server) outermost(next http.Handler) http.Handler {
 }
 
 func requestID(r *http.Request) string {
-	id, _ := r.Context().Value(keyRequestID).(string) //nolint:errcheck // absent is empty
+	id, _ := r.Context().Value(keyRequestID).(string) // absent is empty
 	return id
 }
 

@@ -114,7 +114,7 @@ func TestOpenAPILists(t *testing.T) {
 	}
 	want := []string{"about:blank"}
 	for _, p := range goal.ProblemTypes() {
-		switch p {
+		switch p { //nolint:exhaustive // the others are ours
 		case goal.KeyMismatch, goal.RequestInProgress, goal.ResponseNotRetained: // of tool calls only
 		default:
 			want = append(want, goal.ProblemBase+string(p))

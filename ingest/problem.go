@@ -65,12 +65,11 @@ func (s *Server) answerProblem(w http.ResponseWriter, r *http.Request, problem *
 	if p.RetryAfter > 0 {
 		h.Set("Retry-After", strconv.Itoa(p.RetryAfter))
 	}
-	switch p.Kind() {
-	case goal.KeyReused:
+	if p.Kind() == goal.KeyReused {
 		h.Set("X-Should-Retry", "false")
-	case goal.Unauthenticated:
+	}
+	if p.Status == http.StatusUnauthorized {
 		h.Set("WWW-Authenticate", `Bearer realm="goalkeeper"`)
-	default:
 	}
 	h.Set("Cache-Control", "no-store")
 	s.respond(w, r, p.Status, "application/problem+json", p)

@@ -31,7 +31,7 @@ func (s *Server) respond(w http.ResponseWriter, r *http.Request, status int, med
 	if err != nil { // no value of ours fails to encode, unless the store holds bytes that are no JSON
 		s.cfg.Log.ErrorContext(r.Context(), "answer cannot be encoded", "path", r.URL.Path, "request_id", requestID(r), "error", err)
 		status, mediaType = http.StatusInternalServerError, "application/problem+json"
-		body, _ = goal.Marshal(goal.NewProblem(goal.InternalError, "")) //nolint:errcheck // strings and ints only
+		body, _ = goal.Marshal(goal.NewProblem(goal.InternalError, "")) // strings and ints only
 	}
 	writeBody(w, r, status, mediaType, body)
 }
@@ -52,14 +52,14 @@ func writeBody(w http.ResponseWriter, r *http.Request, status int, mediaType str
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
 	if r.Method != http.MethodHead {
-		_, _ = w.Write(body) // the client is gone; there is nobody to tell
+		_, _ = w.Write(body) //nolint:gosec // JSON, sent as such and with nosniff; an error means that the client is gone
 	}
 }
 
 func compress(body []byte) []byte {
 	var out bytes.Buffer
 	out.Grow(len(body) / 2)
-	zw, _ := gzipWriters.Get().(*gzip.Writer) //nolint:errcheck // the pool holds nothing else
+	zw, _ := gzipWriters.Get().(*gzip.Writer) // the pool holds nothing else
 	defer gzipWriters.Put(zw)
 	zw.Reset(&out)
 	_, _ = zw.Write(body) // writes to memory do not fail
@@ -71,7 +71,7 @@ func compress(body []byte) []byte {
 // named, or "*", and not with q=0.
 func acceptsGzip(lines []string) bool {
 	star := false
-	for _, coding := range strings.Split(strings.Join(lines, ","), ",") {
+	for coding := range strings.SplitSeq(strings.Join(lines, ","), ",") {
 		name, params, _ := strings.Cut(coding, ";")
 		wanted := !zeroQuality(params)
 		switch strings.ToLower(strings.TrimSpace(name)) {
@@ -104,7 +104,7 @@ func etagOf(body []byte) string {
 // 13.1.2).
 func matches(ifNoneMatch []string, etag string) bool {
 	want := strings.TrimPrefix(etag, "W/")
-	for _, tag := range strings.Split(strings.Join(ifNoneMatch, ","), ",") {
+	for tag := range strings.SplitSeq(strings.Join(ifNoneMatch, ","), ",") {
 		tag = strings.TrimSpace(tag)
 		if tag == "*" || strings.TrimPrefix(tag, "W/") == want {
 			return true

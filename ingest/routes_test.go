@@ -166,7 +166,7 @@ func TestReady(t *testing.T) {
 
 func TestPages(t *testing.T) {
 	t.Parallel()
-	pages := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, "page of "+r.URL.Path) })
+	pages := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.WriteString(w, "page of "+r.URL.Path) }) //nolint:gosec // no browser reads it
 	w := newWorld(t, func(c *ingest.Config) { c.Pages = pages })
 	for _, row := range []struct {
 		path, accept string

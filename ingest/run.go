@@ -3,6 +3,7 @@ package ingest
 import (
 	"context"
 	"math/rand/v2"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -30,36 +31,35 @@ type Tail interface {
 }
 
 // Run keeps the views live and takes direct submissions until ctx ends, and
-// waits for what it started. It is called once.
+// waits for what it started. What fails is tried again, so it returns nil. It is
+// called once.
 func (s *Server) Run(ctx context.Context) error {
-	g, ctx := errgroup.WithContext(ctx)
+	var all sync.WaitGroup
 	if s.cfg.Tail != nil {
-		g.Go(func() error { return s.runEvents(ctx) })
+		all.Go(func() { s.runEvents(ctx) })
 		for _, tenant := range s.cfg.Tenants {
-			g.Go(func() error { return s.runList(ctx, tenant) })
+			all.Go(func() { s.runList(ctx, tenant) })
 		}
 	}
 	if s.cfg.Intake != nil {
 		for _, tenant := range s.cfg.Tenants {
-			g.Go(func() error { return s.runIntake(ctx, tenant) })
-			g.Go(func() error { return s.runRequests(ctx, tenant) })
+			all.Go(func() { s.runIntake(ctx, tenant) })
+			all.Go(func() { s.runRequests(ctx, tenant) })
 		}
 	}
-	g.Go(func() error {
-		<-ctx.Done()
-		return nil
-	})
-	return g.Wait() //nolint:wrapcheck // its goroutines name what failed
+	<-ctx.Done()
+	all.Wait()
+	return nil
 }
 
 // runEvents is the one reader of the journals in this process. Lists and every
 // watcher live on it.
-func (s *Server) runEvents(ctx context.Context) error {
+func (s *Server) runEvents(ctx context.Context) {
 	next := uint64(0)
-	return s.keep(ctx, "tail of the events", func(ctx context.Context) error {
+	s.keep(ctx, "tail of the events", func(ctx context.Context) error {
 		head, err := s.cfg.Tail.TailHead(ctx)
 		if err != nil {
-			return err //nolint:wrapcheck // keep names the operation
+			return err
 		}
 		if next == 0 || next > head+1 { // the first time, or the store was restored from an older copy
 			next = head + 1
@@ -73,8 +73,8 @@ func (s *Server) runEvents(ctx context.Context) error {
 }
 
 // runList rebuilds the tenant's list and keeps it.
-func (s *Server) runList(ctx context.Context, tenant string) error {
-	return s.keep(ctx, "list of "+tenant, func(ctx context.Context) error {
+func (s *Server) runList(ctx context.Context, tenant string) {
+	s.keep(ctx, "list of "+tenant, func(ctx context.Context) error {
 		caughtUp := make(chan struct{})
 		g, ctx := errgroup.WithContext(ctx)
 		g.Go(func() error {
@@ -88,7 +88,7 @@ func (s *Server) runList(ctx context.Context, tenant string) error {
 				return context.Cause(ctx)
 			}
 		})
-		return g.Wait() //nolint:wrapcheck // keep names the operation
+		return g.Wait()
 	})
 }
 
@@ -99,7 +99,7 @@ func (s *Server) recall(ctx context.Context, tenant string) error {
 			s.lists.apply(tenant, task, events)
 		})
 		if err != nil {
-			return err //nolint:wrapcheck // keep names the operation
+			return err
 		}
 	}
 	s.lists.rebuilt(tenant)
@@ -108,7 +108,7 @@ func (s *Server) recall(ctx context.Context, tenant string) error {
 
 // keep runs what must not end before ctx does, again and again, with a pause
 // that grows to 5 s while it fails at once.
-func (s *Server) keep(ctx context.Context, name string, run func(context.Context) error) error {
+func (s *Server) keep(ctx context.Context, name string, run func(context.Context) error) {
 	const least, most = 100 * time.Millisecond, 5 * time.Second
 	pause := least
 	for ctx.Err() == nil {
@@ -129,5 +129,4 @@ func (s *Server) keep(ctx context.Context, name string, run func(context.Context
 		t.Stop()
 		pause = min(2*pause, most)
 	}
-	return nil
 }

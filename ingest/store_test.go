@@ -4,9 +4,11 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -21,8 +23,8 @@ import (
 	"github.com/goalkeeper-dev/goalkeeper/kv/kvtest"
 )
 
-// real is a server on the real store, over the real protocols.
-type real struct {
+// process is a server on the real store, over the real protocols.
+type process struct {
 	t       *testing.T
 	cluster *kvtest.Cluster
 	nc      *nats.Conn
@@ -31,16 +33,16 @@ type real struct {
 	http    *httptest.Server
 }
 
-func newReal(t *testing.T, change ...func(*ingest.Config)) *real {
+func newReal(t *testing.T, change ...func(*ingest.Config)) *process {
 	t.Helper()
 	c := kvtest.Server(t, kvtest.Options{})
 	return newRealOn(t, c, change...)
 }
 
 // newRealOn starts one more process on the store.
-func newRealOn(t *testing.T, c *kvtest.Cluster, change ...func(*ingest.Config)) *real {
+func newRealOn(t *testing.T, c *kvtest.Cluster, change ...func(*ingest.Config)) *process {
 	t.Helper()
-	w := &real{t: t, cluster: c, nc: c.Conn(t)}
+	w := &process{t: t, cluster: c, nc: c.Conn(t)}
 	w.store = c.Store(t, func(conf *kv.Config) { conf.Conn = w.nc })
 	cfg := ingest.Config{
 		Store: w.store, Tail: w.store, Intake: w.store, Auth: ingest.Anonymous("default"), Tenants: []string{"default"}, Log: quiet(),
@@ -55,7 +57,7 @@ func newRealOn(t *testing.T, c *kvtest.Cluster, change ...func(*ingest.Config)) 
 	w.http = httptest.NewUnstartedServer(nil)
 	w.http.Config = ingest.NewHTTPServer("", w.srv.Handler())
 	w.http.Start()
-	ctx, cancel := context.WithCancel(context.Background()) //nolint:usetesting // ends after the HTTP server
+	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- w.srv.Run(ctx) }()
 	t.Cleanup(func() {
@@ -70,7 +72,13 @@ func newRealOn(t *testing.T, c *kvtest.Cluster, change ...func(*ingest.Config)) 
 	return w
 }
 
-func (w *real) do(method, path, body string, headers ...string) (*http.Response, []byte) {
+// answer is a response whose body was read.
+type answer struct {
+	StatusCode int
+	Header     http.Header
+}
+
+func (w *process) do(method, path, body string, headers ...string) (answer, []byte) {
 	w.t.Helper()
 	r, err := http.NewRequestWithContext(w.t.Context(), method, w.http.URL+path, strings.NewReader(body))
 	if err != nil {
@@ -89,16 +97,16 @@ func (w *real) do(method, path, body string, headers ...string) (*http.Response,
 	if _, err := bufio.NewReader(resp.Body).WriteTo(&b); err != nil {
 		w.t.Fatal(err)
 	}
-	return resp, []byte(b.String())
+	return answer{resp.StatusCode, resp.Header}, []byte(b.String())
 }
 
-func (w *real) post(key, body string) (*http.Response, goal.Task) {
+func (w *process) post(key, body string) (answer, goal.Task) {
 	w.t.Helper()
 	resp, b := w.do(http.MethodPost, "/v1/tasks", body, "Content-Type: application/json", "Idempotency-Key: "+key)
 	return resp, w.task(b)
 }
 
-func (w *real) task(body []byte) (task goal.Task) {
+func (w *process) task(body []byte) (task goal.Task) {
 	w.t.Helper()
 	if err := json.Unmarshal(body, &task); err != nil {
 		w.t.Fatalf("%s: %v", body, err)
@@ -107,7 +115,7 @@ func (w *real) task(body []byte) (task goal.Task) {
 }
 
 // get reads a task, or waits until it is as wanted.
-func (w *real) get(id string, as func(goal.Task) bool) goal.Task {
+func (w *process) get(id string, as func(goal.Task) bool) goal.Task {
 	w.t.Helper()
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
 		resp, b := w.do(http.MethodGet, "/v1/tasks/"+id, "", "Prefer: wait=1")
@@ -122,7 +130,7 @@ func (w *real) get(id string, as func(goal.Task) bool) goal.Task {
 	panic("unreachable")
 }
 
-func (w *real) publish(body, key string) *jetstream.PubAck {
+func (w *process) publish(body, key string) *jetstream.PubAck {
 	w.t.Helper()
 	js, err := jetstream.New(w.nc)
 	if err != nil {
@@ -140,7 +148,7 @@ func (w *real) publish(body, key string) *jetstream.PubAck {
 	return ack
 }
 
-func (w *real) count(stream, subject string) uint64 {
+func (w *process) count(stream, subject string) uint64 {
 	w.t.Helper()
 	js, err := jetstream.New(w.nc)
 	if err != nil {
@@ -188,7 +196,7 @@ func TestOneKeyByEveryWay(t *testing.T) {
 				p = other
 			}
 			resp, task := p.post("k", []string{goodGoal, sameGoal}[i%2])
-			note(fmt.Sprint(resp.StatusCode), resp.Header.Get("Idempotent-Replayed"), task.ID)
+			note(strconv.Itoa(resp.StatusCode), resp.Header.Get("Idempotent-Replayed"), task.ID)
 		})
 		wg.Go(func() {
 			m := nats.NewMsg(goal.RequestSubject("default"))
@@ -214,7 +222,7 @@ func TestOneKeyByEveryWay(t *testing.T) {
 }
 
 // requested repeats a request until somebody listens.
-func (w *real) requested(m *nats.Msg) (r *nats.Msg, err error) {
+func (w *process) requested(m *nats.Msg) (r *nats.Msg, err error) {
 	for range 250 {
 		if r, err = w.nc.RequestMsg(m, 10*time.Second); err != nats.ErrNoResponders { //nolint:errorlint // as the client returns it
 			return r, err
@@ -274,7 +282,7 @@ func TestDirect(t *testing.T) {
 	w := newReal(t, func(c *ingest.Config) {
 		c.CheckWebhook = func(url string) error {
 			if strings.Contains(url, "127.0.0.1") {
-				return fmt.Errorf("is not public")
+				return errors.New("is not public")
 			}
 			return nil
 		}
@@ -464,7 +472,7 @@ func TestLiveViews(t *testing.T) {
 }
 
 // listed reads the list until it is whole and has something in it.
-func (w *real) listed(query string) []ingest.Summary {
+func (w *process) listed(query string) []ingest.Summary {
 	w.t.Helper()
 	for range 500 {
 		resp, b := w.do(http.MethodGet, "/v1/tasks"+query, "")

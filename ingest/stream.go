@@ -146,8 +146,8 @@ func (st *stream) send(p []byte) error {
 	_ = st.rc.SetWriteDeadline(time.Now().Add(frameTimeout)) // not every writer has one
 	if len(p) > 0 {
 		if _, err := st.w.Write(p); err != nil {
-			return err //nolint:wrapcheck // ends the stream, is shown to nobody
+			return err
 		}
 	}
-	return st.rc.Flush() //nolint:wrapcheck // ends the stream, is shown to nobody
+	return st.rc.Flush()
 }

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -69,7 +70,7 @@ func (w *world) follow(id string, stuck chan struct{}, headers ...string) (out *
 // ids are the ids, or for notes the types, of the events in a stream's text.
 func ids(text string) string {
 	var out []string
-	for _, event := range strings.Split(text, "\n\n") {
+	for event := range strings.SplitSeq(text, "\n\n") {
 		first, _, _ := strings.Cut(event, "\n")
 		if _, v, ok := strings.Cut(first, ": "); ok && !strings.HasPrefix(first, ":") {
 			out = append(out, v)
@@ -231,7 +232,7 @@ func TestThousandWatchers(t *testing.T) {
 	srv.Start()
 	defer srv.Close()
 	client := srv.Client()
-	client.Transport.(*http.Transport).MaxConnsPerHost = 0 //nolint:errcheck,forcetypeassert // httptest's own
+	client.Transport.(*http.Transport).MaxConnsPerHost = 0
 	const watchers, events = 1000, 20
 	var wg sync.WaitGroup
 	var mu sync.Mutex
@@ -281,7 +282,7 @@ func readStream(ctx context.Context, c *http.Client, url string, open chan<- str
 	lines := bufio.NewScanner(resp.Body)
 	for lines.Scan() {
 		if id, ok := strings.CutPrefix(lines.Text(), "id: "); ok {
-			if n++; id != fmt.Sprint(n) {
+			if n++; id != strconv.Itoa(n) {
 				return n, fmt.Errorf("event %s after %d", id, n-1)
 			}
 		}

@@ -147,7 +147,7 @@ func checkMediaType(r *http.Request) *goal.Problem {
 		return refuse("one Content-Type header is needed: application/json")
 	}
 	media, params, err := mime.ParseMediaType(lines[0])
-	if err != nil || media != "application/json" && !(strings.HasPrefix(media, "application/") && strings.HasSuffix(media, "+json")) {
+	if err != nil || !jsonType(media) {
 		return refuse("the body must be application/json")
 	}
 	if c, ok := params["charset"]; ok && !strings.EqualFold(c, "utf-8") {
@@ -157,6 +157,10 @@ func checkMediaType(r *http.Request) *goal.Problem {
 		return refuse("the body must not be encoded")
 	}
 	return nil
+}
+
+func jsonType(media string) bool {
+	return media == "application/json" || strings.HasPrefix(media, "application/") && strings.HasSuffix(media, "+json")
 }
 
 // traceparent is the W3C trace context header if it is well-formed (Trace

@@ -71,7 +71,7 @@ func (v *view) read(ctx context.Context) error {
 		v.task.Trace = snap.LastSteps(goal.TraceSnapshot)
 	}
 	if v.body, err = goal.Marshal(v.task); err != nil {
-		return err //nolint:wrapcheck // goal.Marshal names the type
+		return err
 	}
 	v.etag = etagOf(v.body)
 	return nil
@@ -162,7 +162,7 @@ func traceWanted(r *http.Request) (bool, error) {
 // preference that is not understood is ignored, as the RFC wants; more than a
 // minute is taken as a minute.
 func preferredWait(lines []string) (time.Duration, bool) {
-	for _, pref := range strings.Split(strings.Join(lines, ","), ",") {
+	for pref := range strings.SplitSeq(strings.Join(lines, ","), ",") {
 		pref, _, _ = strings.Cut(pref, ";")
 		name, value, _ := strings.Cut(pref, "=")
 		if !strings.EqualFold(strings.TrimSpace(name), "wait") {
@@ -280,7 +280,7 @@ func (s *Server) settle(ctx context.Context, snap goal.Snapshot, r goal.Result) 
 	}
 	return s.store(ctx, func(ctx context.Context) error {
 		_, err := s.cfg.Store.Settle(ctx, snap.Accepted, r, n)
-		return err //nolint:wrapcheck // the store names its operation
+		return err
 	})
 }
 

@@ -79,12 +79,12 @@ func TestTrace(t *testing.T) {
 	id := goal.TaskID("default", "k")
 	w.started(id)
 	w.store.append("default", id, decided(2, 1), decided(3, 2))
-	type answer struct {
+	type traceBody struct {
 		TaskID string       `json:"task_id"`
 		Events []goal.Event `json:"events"`
 	}
 	for path, want := range map[string]int{"": 3, "?after=0": 3, "?after=2": 1, "?after=9": 0} {
-		got := decode[answer](t, w.call(http.MethodGet, "/v1/tasks/"+id+"/trace"+path, ""), "application/json")
+		got := decode[traceBody](t, w.call(http.MethodGet, "/v1/tasks/"+id+"/trace"+path, ""), "application/json")
 		if len(got.Events) != want || got.Events == nil {
 			t.Errorf("trace%s has %d events, want %d", path, len(got.Events), want)
 		}

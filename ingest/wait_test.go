@@ -19,7 +19,7 @@ func running(t *testing.T, change ...func(*ingest.Config)) (*world, *fakeTail) {
 	w := newWorld(t, append([]func(*ingest.Config){func(c *ingest.Config) {
 		c.Tail, c.Tenants = tail, []string{"default"}
 	}}, change...)...)
-	ctx, cancel := context.WithCancel(context.Background()) //nolint:usetesting // must outlive the test's own
+	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() { done <- w.srv.Run(ctx) }()
 	t.Cleanup(func() {

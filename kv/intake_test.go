@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -31,8 +32,8 @@ func direct(t *testing.T, nc *nats.Conn, body string, headers ...string) *jetstr
 	}
 	m := nats.NewMsg(goal.SubmitSubject("default"))
 	m.Data = []byte(body)
-	for i := 0; i < len(headers); i += 2 {
-		m.Header.Add(headers[i], headers[i+1])
+	for pair := range slices.Chunk(headers, 2) {
+		m.Header.Add(pair[0], pair[1])
 	}
 	ack, err := js.PublishMsg(t.Context(), m)
 	if err != nil {
@@ -118,7 +119,7 @@ func TestIntakeWaits(t *testing.T) {
 	case <-time.After(50 * time.Millisecond):
 	}
 	close(finish)
-	recv(t, ended)
+	_ = recv(t, ended) // canceled
 }
 
 func TestServeRequests(t *testing.T) {
@@ -189,5 +190,5 @@ func TestDeadLetter(t *testing.T) {
 		t.Errorf("dead letter = %+v, %v; %d in all", m, err, st.CachedInfo().State.Msgs)
 	}
 	stop()
-	recv(t, ended)
+	_ = recv(t, ended) // canceled
 }

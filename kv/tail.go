@@ -121,7 +121,7 @@ func (s *Store) TailQueue(ctx context.Context, tenant string, keep int, fn func(
 		return err
 	}
 	cfg := jetstream.OrderedConsumerConfig{DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: 1}
-	if keep := uint64(max(keep, 0)); last > keep { //nolint:gosec // never negative
+	if keep := uint64(max(keep, 0)); last > keep {
 		cfg.OptStartSeq = last - keep + 1
 	}
 	return s.tail(ctx, goal.GoalsStream(tenant), cfg, caughtUp, func(r Record) {
