@@ -108,6 +108,7 @@ func TestBarrierFails(t *testing.T) {
 	barrier.left = 1
 	must(t, "append", j.Append(ctx, e), goal.ErrUnavailable)
 	must(t, "another append instead", j.Append(ctx, started(acc)), goal.ErrFenced)
+	must(t, "the first again", j.Append(ctx, e), goal.ErrFenced)
 
 	barrier.left = 1
 	_, err = s.Settle(ctx, acc, succeeded(), 3)

@@ -33,8 +33,9 @@ func TestJournalProperty(t *testing.T) {
 			"open":   m.open,
 			"append": m.append,
 			"settle": m.settle,
-			"":       m.check,
+			"load":   m.check,
 		})
+		m.check(rt)
 	})
 }
 
