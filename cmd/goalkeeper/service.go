@@ -37,6 +37,8 @@ type service struct {
 	reg    *prometheus.Registry
 	tracer trace.Tracer
 
+	metrics *metrics // of the worker; nil: not this role
+
 	ingest   *ingest.Server // nil: not this role
 	worker   *worker.Worker
 	notifier *notifier.Notifier
@@ -95,6 +97,9 @@ func openService(ctx context.Context, c *config, r roles, log *slog.Logger) (_ *
 		}
 		s.reg.MustRegister(newQueueCollector(s.store, c.tenantNames()))
 	}
+	if r.worker {
+		s.metrics = m
+	}
 	if r.ingest {
 		if err := s.openIngest(); err != nil {
 			return nil, err
@@ -131,7 +136,7 @@ func openStore(ctx context.Context, c *config, b *broker, log *slog.Logger) (*kv
 	defer cancel()
 	kc := kv.Config{
 		Conn: b.conn, Replicas: c.NATS.Replicas, Retention: time.Duration(c.Retention), Tenants: c.tenantNames(),
-		LocksInMemory: b.server != nil, Log: log,
+		LocksInMemory: true, Log: log, // a lease that dies with the server is an expired lease
 	}
 	if b.barrier != nil {
 		kc.Barrier = b.barrier
@@ -171,11 +176,15 @@ func (s *service) openIngest() error {
 	if err != nil {
 		return fmt.Errorf("webhooks.allow: %w", err)
 	}
+	pages, err := s.openDashboard(auth)
+	if err != nil {
+		return err
+	}
 	s.ingest, err = ingest.New(ingest.Config{
 		Store: s.store, Auth: auth, Preflight: s.envs.preflight, CheckWebhook: guard.CheckURL,
 		Tenants: s.cfg.tenantNames(), Tail: tail{s.store}, Catalog: s.envs, Intake: s.store, Deliveries: deliveries{s.store},
 		Ready: s.ready, Limits: s.cfg.limits(), CORSOrigins: s.cfg.CORS,
-		Metrics: promhttp.HandlerFor(s.reg, promhttp.HandlerOpts{}), Registerer: s.reg, Log: s.log,
+		Metrics: promhttp.HandlerFor(s.reg, promhttp.HandlerOpts{}), Registerer: s.reg, Log: s.log, Pages: pages,
 	})
 	return err
 }
