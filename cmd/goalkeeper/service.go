@@ -92,7 +92,7 @@ func openService(ctx context.Context, c *config, r roles, log *slog.Logger) (_ *
 	}
 	m := newMetrics(s.reg)
 	if r.ingest || r.worker {
-		if s.envs, err = openEnvironments(c, s.store, m, s.tracer, log); err != nil {
+		if s.envs, err = openEnvironments(ctx, c, s.store, m, s.tracer, log); err != nil {
 			return nil, err
 		}
 		s.reg.MustRegister(newQueueCollector(s.store, c.tenantNames()))

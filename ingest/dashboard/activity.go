@@ -59,6 +59,14 @@ type part struct {
 	Class     string
 }
 
+// plotTable is a plot in numbers.
+type plotTable struct {
+	plot
+
+	ID    string
+	Heads []string
+}
+
 type gridLine struct{ Y, Label string }
 
 type queueRow struct {

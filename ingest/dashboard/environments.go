@@ -8,6 +8,11 @@ import (
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 )
 
+type environmentsView struct {
+	Environments []environmentView
+	Numbers      bool // this process calls tools and counts
+}
+
 // environmentView is a named world with its tools.
 type environmentView struct {
 	Name  string
@@ -65,7 +70,8 @@ func (d *Dashboard) environmentsPage(w http.ResponseWriter, r *http.Request) {
 			}
 		}
 	}
-	d.page(w, r, http.StatusOK, "environments", frame{Title: "Environments", Nav: "environments", Reload: 30, Body: envs.Environments})
+	body := environmentsView{Environments: envs.Environments, Numbers: d.cfg.Health != nil}
+	d.page(w, r, http.StatusOK, "environments", frame{Title: "Environments", Nav: "environments", Reload: 30, Body: body})
 }
 
 func (d *Dashboard) addHealth(tools []toolView) {

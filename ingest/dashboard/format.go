@@ -17,9 +17,11 @@ import (
 func functions(a *assets) template.FuncMap {
 	return template.FuncMap{
 		"asset": a.url, "ago": ago, "duration": duration, "stamp": stamp, "rfc3339": rfc3339, "number": number,
-		"pretty": pretty, "clip": clip, "lower": strings.ToLower, "label": statusLabel, "words": words,
+		"pretty": pretty, "clip": clip, "label": statusLabel, "words": words,
 		"millis": func(m goal.Millis) string { return duration(time.Duration(m)) },
-		"add":    func(a, b int) int { return a + b },
+		"plotTable": func(p plot, heads ...string) plotTable {
+			return plotTable{plot: p, ID: strings.ToLower(heads[0]), Heads: heads}
+		},
 	}
 }
 

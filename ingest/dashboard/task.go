@@ -57,6 +57,9 @@ func (v taskView) Age() time.Duration {
 // Ended reports whether the task never changes again.
 func (v taskView) Ended() bool { return v.Status.Terminal() }
 
+// AnyTool reports whether the goal names no tools, which allows all.
+func (v taskView) AnyTool() bool { return v.Guardrails.AllowedTools == nil }
+
 // Settling reports whether the webhook's story may go on.
 func (v taskView) Settling() bool {
 	if v.WebhookURL == "" || !v.Ended() {
@@ -154,9 +157,6 @@ type meter struct {
 	Percent string // of the bar
 	Full    bool
 	Tripped bool
-	// Deadline is set while time runs; the page counts on.
-	Deadline time.Time
-	Seconds  int // of the whole time, with Deadline
 }
 
 func newMeter(name string, used, limit int64, t goal.Task, reason goal.Reason) meter {
@@ -193,8 +193,6 @@ func timeMeter(t goal.Task, now time.Time) meter {
 	end := now
 	if t.EndedAt != nil {
 		end = *t.EndedAt
-	} else if t.Deadline != nil {
-		m.Deadline, m.Seconds = *t.Deadline, t.Guardrails.TimeoutSeconds
 	}
 	used := end.Sub(*t.StartedAt)
 	m.Used, m.Full = duration(used), used >= limit
