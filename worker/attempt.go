@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -169,9 +170,6 @@ func (a *attempt) work(ctx context.Context) (goal.Result, int, error) {
 	} else if res != nil {
 		return *res, len(history), nil // settled before a crash, or cancelled while queued
 	}
-	if sub.Refused != nil {
-		return a.refused(), len(history), nil
-	}
 	if len(history) == 0 && time.Now().After(a.acc.Expires.Add(-queueMargin)) {
 		return a.failed(goal.QueueExpired, "the goal could not start before the end of its retention came near"), 0, nil
 	}
@@ -186,12 +184,24 @@ func (a *attempt) work(ctx context.Context) (goal.Result, int, error) {
 	task := agent.Task{
 		Accepted: a.acc, History: history, Roles: sub.Roles, Worker: w.cfg.Name, Redelivered: a.job.Redelivered(),
 	}
-	res, err := agent.Run(ctx, task, env, counted, agent.Options{
+	res, err := a.drive(ctx, task, env, counted)
+	return res, counted.n, err
+}
+
+// drive runs the loop. A planner or tool that panics is a failed attempt, which
+// the journal counts, and not the end of every other goal in this process.
+func (a *attempt) drive(ctx context.Context, task agent.Task, env agent.Environment, j agent.Journal) (res goal.Result, err error) {
+	w := a.w
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return agent.Run(ctx, task, env, j, agent.Options{
 		Balance: w.cfg.Balance, Cancel: a.cancelled, Stop: w.draining, Hook: func(p agent.Point) { w.hook(string(p)) },
 		// The message that cancels at once may be lost; the marker is not.
 		Cancelled: func(ctx context.Context) (bool, error) { return w.cfg.Store.CancelAsked(ctx, a.acc) },
 	})
-	return res, counted.n, err
 }
 
 // counting counts the events of a journal.
@@ -222,33 +232,6 @@ func (a *attempt) settle(ctx context.Context, res goal.Result, n int) error {
 	a.w.observe(func(o Observer) { o.Settled(a.acc.Submission.Tenant, won, took) })
 	a.log.InfoContext(ctx, "settled", "status", won.Status, "reason", won.Reason, "steps", won.Usage.Steps, "took", took)
 	return nil
-}
-
-// refused is the result of a direct submission that could not be admitted.
-func (a *attempt) refused() goal.Result {
-	p := a.acc.Submission.Refused
-	r := a.failed(refusalReason(p.Kind()), p.Detail)
-	r.Problem, r.Checks = p, p.Checks
-	if r.Reason == goal.PreconditionFailed {
-		r.HTTPStatus = p.Status
-	}
-	return r
-}
-
-// refusalReason is the reason of a task that was refused with that problem.
-func refusalReason(kind goal.ProblemType) goal.Reason {
-	switch kind { //nolint:exhaustive // every other problem means an invalid goal
-	case goal.PreconditionMismatch:
-		return goal.PreconditionFailed
-	case goal.Forbidden:
-		return goal.PermissionDenied
-	case goal.DependencyNotAvailable:
-		return goal.DependencyUnavailable
-	case goal.TokenBalanceExhausted:
-		return goal.GuardrailMaxTokens
-	default:
-		return goal.InvalidGoal
-	}
 }
 
 // failed is the result of a goal that never started.

@@ -115,25 +115,30 @@ type stateConfig struct {
 	URL            string            `yaml:"url"`       // http
 	Headers        map[string]secret `yaml:"headers"`
 	MissingAsEmpty bool              `yaml:"missing_as_empty"`
-	Server         string            `yaml:"server"` // mcp: name under mcp
+	CollectionURL  string            `yaml:"collection_url"`
+	Pointer        string            `yaml:"pointer"` // of the value in the answer
+	Server         string            `yaml:"server"`  // mcp: name under mcp
 	Tool           string            `yaml:"tool"`
+	Arguments      map[string]any    `yaml:"arguments"`
 	Resource       string            `yaml:"resource"`
 	Timeout        duration          `yaml:"timeout"`
 }
 
 type plannerConfig struct {
-	Type          string            `yaml:"type"` // builtin (default), openai, http, script
-	BaseURL       string            `yaml:"base_url"`
-	URL           string            `yaml:"url"`
-	Model         string            `yaml:"model"`
-	APIKey        secret            `yaml:"api_key"`
-	Headers       map[string]secret `yaml:"headers"`
-	Timeout       duration          `yaml:"timeout"`
-	System        string            `yaml:"system"`
-	ExtraBody     map[string]any    `yaml:"extra_body"`
-	MaxTokens     int               `yaml:"max_tokens"`
-	EchoReasoning string            `yaml:"echo_reasoning"`
-	Script        []scriptAction    `yaml:"script"`
+	Type              string            `yaml:"type"`     // builtin (default), openai, http, script
+	BaseURL           string            `yaml:"base_url"` // openai: up to /chat/completions
+	Model             string            `yaml:"model"`
+	APIKey            secret            `yaml:"api_key"`
+	Instructions      string            `yaml:"instructions"`
+	Temperature       *float64          `yaml:"temperature"`
+	MaxTokens         int               `yaml:"max_tokens"`
+	ParallelToolCalls *bool             `yaml:"parallel_tool_calls"`
+	NoReasoningEcho   bool              `yaml:"no_reasoning_echo"`
+	ExtraBody         map[string]any    `yaml:"extra_body"`
+	URL               string            `yaml:"url"` // http
+	Headers           map[string]secret `yaml:"headers"`
+	Timeout           duration          `yaml:"timeout"`
+	Script            []scriptAction    `yaml:"script"`
 }
 
 type scriptAction struct {

@@ -3,12 +3,9 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"net"
-	"net/http"
+	"maps"
 	"slices"
 	"time"
 
@@ -26,8 +23,8 @@ import (
 // for concurrent use.
 type environments struct {
 	all     []environment
-	balance func(ctx context.Context, tenant string) (int64, error) // nil: no balances are kept
-	closers []io.Closer
+	balance *kv.Balances // nil: no tenant has a token balance
+	closers []func()     // in the order of opening
 }
 
 // environment is one world and the tenants that may use it.
@@ -38,8 +35,12 @@ type environment struct {
 }
 
 // openEnvironments builds every configured environment. Close what it returns.
-func openEnvironments(c *config, store *kv.Store, m *metrics, tr trace.Tracer, log *slog.Logger) (*environments, error) {
+func openEnvironments(ctx context.Context, c *config, store *kv.Store, m *metrics, tr trace.Tracer, log *slog.Logger) (*environments, error) {
 	es := &environments{}
+	var err error
+	if es.balance, err = openBalances(ctx, c, store); err != nil {
+		return nil, err
+	}
 	for i, ec := range c.Environments {
 		e, err := es.open(ec, store, log)
 		if err != nil {
@@ -63,21 +64,25 @@ func (es *environments) Environment(tenant, name string) (agent.Environment, boo
 
 // Close ends tool connections and MCP servers.
 func (es *environments) Close() {
-	for _, c := range es.closers {
-		_ = c.Close() // nothing can be done about it at the end
+	for _, f := range slices.Backward(es.closers) {
+		f()
 	}
 }
 
+// open builds one environment.
 func (es *environments) open(c environmentConfig, store *kv.Store, log *slog.Logger) (agent.Environment, error) {
 	e := agent.Environment{Name: c.Name, Roles: c.Roles}
-	var err error
-	if e.Tools, err = es.tools(c, store, log); err != nil {
+	servers, err := es.mcpServers(c.MCP, store, log)
+	if err != nil {
 		return e, err
 	}
-	if e.State, err = openState(c, store); err != nil {
+	if e.Tools, err = es.tools(c, servers, store, log); err != nil {
+		return e, err
+	}
+	if e.State, err = es.state(c.State, servers, store); err != nil {
 		return e, fmt.Errorf("state: %w", err)
 	}
-	if e.Planner, err = openPlanner(c.Planner); err != nil {
+	if e.Planner, err = es.openPlanner(c.Planner); err != nil {
 		return e, fmt.Errorf("planner: %w", err)
 	}
 	for i, p := range c.Probes {
@@ -90,9 +95,34 @@ func (es *environments) open(c environmentConfig, store *kv.Store, log *slog.Log
 	return e, nil
 }
 
+// atEnd has something closed with the environments.
+func (es *environments) atEnd(f func()) { es.closers = append(es.closers, f) }
+
+// mcpServers are the environment's MCP servers by name. None is started before
+// it is needed.
+func (es *environments) mcpServers(configs []mcpConfig, store *kv.Store, log *slog.Logger) (map[string]*tool.MCP, error) {
+	servers := map[string]*tool.MCP{}
+	for i, c := range configs {
+		if servers[c.Name] != nil {
+			return nil, fmt.Errorf("mcp[%d]: server %q is there twice", i, c.Name)
+		}
+		m, err := tool.NewMCP(tool.MCPServer{
+			Name: c.Name, Command: c.Command, Dir: c.Dir, Env: reveal(c.Env), URL: c.URL, Headers: reveal(c.Headers),
+			Tools: c.Tools, Roles: c.Roles, Trusted: c.Trusted, Replay: c.Replay, ProtocolVersion: c.ProtocolVersion,
+			CallTimeout: time.Duration(c.Timeout), Objects: store, Log: log,
+		})
+		if err != nil {
+			return nil, fmt.Errorf("mcp[%d]: %w", i, err)
+		}
+		es.atEnd(m.Close)
+		servers[c.Name] = m
+	}
+	return servers, nil
+}
+
 // tools combines the environment's tools: its HTTP endpoints, its MCP servers
 // and, unless it says otherwise, the built-in state tools.
-func (es *environments) tools(c environmentConfig, store *kv.Store, log *slog.Logger) (*tool.Box, error) {
+func (es *environments) tools(c environmentConfig, servers map[string]*tool.MCP, store *kv.Store, log *slog.Logger) (*tool.Box, error) {
 	var sources []tool.Source
 	if len(c.Tools) > 0 {
 		endpoints := make([]tool.HTTPTool, 0, len(c.Tools))
@@ -107,8 +137,11 @@ func (es *environments) tools(c environmentConfig, store *kv.Store, log *slog.Lo
 		if err != nil {
 			return nil, err
 		}
-		es.closers = append(es.closers, closer(h.Close))
+		es.atEnd(h.Close)
 		sources = append(sources, h)
+	}
+	for _, name := range slices.Sorted(maps.Keys(servers)) {
+		sources = append(sources, servers[name])
 	}
 	if !c.NoState && c.State.Type == "kv" {
 		docs, err := tool.NewDocuments(store.Documents(), c.State.Namespace)
@@ -140,23 +173,56 @@ func (t toolConfig) endpoint() (tool.HTTPTool, error) {
 	}, nil
 }
 
-func openState(c environmentConfig, store *kv.Store) (agent.State, error) {
-	switch c.State.Type {
-	case "kv":
-		return state.KV{Documents: store.Documents(), Namespace: c.State.Namespace}, nil
+// state opens the environment's state source.
+func (es *environments) state(c stateConfig, servers map[string]*tool.MCP, store *kv.Store) (agent.State, error) {
+	switch c.Type {
+	case "http":
+		h, err := state.NewHTTP(state.HTTPConfig{
+			URL: c.URL, CollectionURL: c.CollectionURL, Pointer: c.Pointer, Headers: reveal(c.Headers),
+			MissingAsEmpty: c.MissingAsEmpty, Timeout: time.Duration(c.Timeout),
+		})
+		if err != nil {
+			return nil, err
+		}
+		es.atEnd(h.Close)
+		return h, nil
+	case "mcp":
+		server := servers[c.Server]
+		if server == nil {
+			return nil, fmt.Errorf("no MCP server %q in this environment", c.Server)
+		}
+		return state.NewMCP(state.MCPConfig{
+			Server: server, Tool: c.Tool, Arguments: c.Arguments, Resource: c.Resource, Pointer: c.Pointer, Timeout: time.Duration(c.Timeout),
+		})
 	default:
-		return nil, fmt.Errorf("type %q is not known", c.State.Type)
+		return state.KV{Documents: store.Documents(), Namespace: c.Namespace}, nil
 	}
 }
 
-func openPlanner(c plannerConfig) (agent.Planner, error) {
+func (es *environments) openPlanner(c plannerConfig) (agent.Planner, error) {
 	switch c.Type {
-	case "builtin":
-		return planner.Builtin{}, nil
+	case "openai":
+		o, err := planner.NewOpenAI(planner.OpenAIConfig{
+			BaseURL: c.BaseURL, Model: c.Model, Key: string(c.APIKey), Headers: reveal(c.Headers), Timeout: time.Duration(c.Timeout),
+			MaxTokens: c.MaxTokens, Temperature: c.Temperature, ParallelToolCalls: c.ParallelToolCalls,
+			NoReasoningEcho: c.NoReasoningEcho, Instructions: c.Instructions, ExtraBody: c.ExtraBody,
+		})
+		if err != nil {
+			return nil, err
+		}
+		es.atEnd(o.Close)
+		return o, nil
+	case "http":
+		h, err := planner.NewHTTP(planner.HTTPConfig{URL: c.URL, Headers: reveal(c.Headers), Timeout: time.Duration(c.Timeout)})
+		if err != nil {
+			return nil, err
+		}
+		es.atEnd(h.Close)
+		return h, nil
 	case "script":
 		return openScript(c.Script)
 	default:
-		return nil, fmt.Errorf("type %q is not known", c.Type)
+		return planner.Builtin{}, nil
 	}
 }
 
@@ -181,76 +247,25 @@ func openScript(actions []scriptAction) (planner.Script, error) {
 	return script, nil
 }
 
-// closer makes an io.Closer of a function.
-type closer func()
-
-// Close implements io.Closer.
-func (f closer) Close() error { f(); return nil }
-
-// probe checks a third party before a goal is accepted and before it starts.
-type probe struct {
-	name    string
-	timeout time.Duration
-	check   func(ctx context.Context) error
-}
-
-// Name implements agent.Probe.
-func (p probe) Name() string { return p.name }
-
-// Check implements agent.Probe.
-func (p probe) Check(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, p.timeout)
-	defer cancel()
-	return p.check(ctx)
-}
-
-const probeTimeout = 3 * time.Second
-
-func newProbe(c probeConfig) (agent.Probe, error) {
-	p := probe{name: c.Name, timeout: c.Timeout.or(probeTimeout)}
-	switch {
-	case c.HTTP != "" && c.TCP == "":
-		setDefault(&p.name, goal.RedactURL(c.HTTP))
-		p.check = func(ctx context.Context) error { return probeHTTP(ctx, c.HTTP) }
-	case c.TCP != "" && c.HTTP == "":
-		setDefault(&p.name, c.TCP)
-		p.check = func(ctx context.Context) error { return probeTCP(ctx, c.TCP) }
-	default:
-		return nil, errors.New("want exactly one of http and tcp")
-	}
-	return p, nil
-}
-
-// probeClient has a connection of its own per probe: a pooled one would hide
-// that the dependency is gone.
-var probeClient = &http.Client{
-	Transport:     &http.Transport{DisableKeepAlives: true, Proxy: http.ProxyFromEnvironment},
-	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-}
-
-func probeHTTP(ctx context.Context, url string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
-	if err != nil {
-		return unwrapURL(err)
-	}
-	resp, err := probeClient.Do(req)
-	if err != nil {
-		return unwrapURL(err)
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode >= http.StatusInternalServerError {
-		return fmt.Errorf("answered %d", resp.StatusCode)
-	}
-	return nil
-}
-
-func probeTCP(ctx context.Context, addr string) error {
-	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
-	if err != nil {
-		return err
-	}
-	return conn.Close()
-}
-
 // agentBalance is the balance that planner calls are charged to.
-func (es *environments) agentBalance() agent.Balance { return nil }
+func (es *environments) agentBalance() agent.Balance {
+	if es.balance == nil {
+		return nil
+	}
+	return es.balance
+}
+
+// openBalances grants every tenant its configured tokens, once and for all.
+func openBalances(ctx context.Context, c *config, store *kv.Store) (*kv.Balances, error) {
+	var b *kv.Balances
+	for _, t := range c.Tenants {
+		if t.TokenBalance == nil {
+			continue
+		}
+		b = store.Balances()
+		if err := b.Grant(ctx, t.Name, "configured", *t.TokenBalance); err != nil {
+			return nil, fmt.Errorf("token balance of tenant %s: %w", t.Name, err)
+		}
+	}
+	return b, nil
+}

@@ -98,7 +98,7 @@ func (es *environments) preflight(ctx context.Context, p ingest.Principal, g goa
 	}
 	caller := agent.Caller{Roles: p.Roles}
 	if es.balance != nil {
-		caller.Balance = func(ctx context.Context) (int64, error) { return es.balance(ctx, p.Tenant) }
+		caller.Balance = func(ctx context.Context) (int64, error) { return es.balance.Left(ctx, p.Tenant) }
 	}
 	r, err := agent.Preflight(ctx, env, g, caller)
 	if err != nil {

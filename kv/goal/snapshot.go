@@ -39,8 +39,15 @@ func (s Snapshot) Task() Task {
 		Links:       LinksOf(s.Submission.TaskID),
 		CancelAsked: s.CancelAsked,
 	}
+	decided := 0
 	for _, e := range s.Events {
 		t.apply(e)
+		if e.Type == StepDecided {
+			decided = e.Step
+		}
+		if e.Type == StepRefused && e.Step == decided {
+			t.Usage.ToolCalls-- // decided, but the tool took nothing
+		}
 	}
 	if s.Result != nil {
 		t.end(*s.Result)
