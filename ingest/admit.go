@@ -86,7 +86,7 @@ func (s *Server) submit(ctx context.Context, sub goal.Submission) (outcome, erro
 // replay answers a submission whose task exists.
 func (s *Server) replay(ctx context.Context, acc goal.Accepted, sub goal.Submission) (outcome, error) {
 	if acc.Submission.Fingerprint != sub.Fingerprint {
-		return outcome{}, goal.NewProblem(goal.KeyReused, "the key was first used with another payload; the first task is unchanged")
+		return outcome{}, goal.NewProblem(goal.KeyReused, "The key was first used with another payload; the first task is unchanged.")
 	}
 	snap, err := s.load(ctx, sub.Tenant, sub.TaskID)
 	if errors.Is(err, goal.ErrNotFound) {
@@ -129,7 +129,7 @@ func (s *Server) preflight(ctx context.Context, who Principal, g goal.Goal) erro
 func (s *Server) report(ctx context.Context, who Principal, g goal.Goal) (Report, error) {
 	if g.WebhookURL != "" && s.cfg.CheckWebhook != nil {
 		if err := s.cfg.CheckWebhook(g.WebhookURL); err != nil {
-			p := goal.NewProblem(goal.GoalInvalid, "webhook_url is refused")
+			p := goal.NewProblem(goal.GoalInvalid, "The webhook_url is refused.")
 			p.Errors = []goal.FieldError{{Pointer: "/webhook_url", Detail: err.Error()}}
 			return Report{}, p
 		}
@@ -149,7 +149,7 @@ func (s *Server) report(ctx context.Context, who Principal, g goal.Goal) (Report
 		return Report{}, err
 	default:
 		s.cfg.Log.WarnContext(ctx, "preflight failed", "tenant", who.Tenant, "environment", g.EnvironmentName(), "error", err)
-		return Report{}, retryLater(goal.NewProblem(goal.DependencyNotAvailable, "a check before the start did not get an answer"), 5)
+		return Report{}, retryLater(goal.NewProblem(goal.DependencyNotAvailable, "A check before the start did not get an answer."), 5)
 	}
 	if report.Checks == nil {
 		report.Checks = []Check{}

@@ -112,7 +112,7 @@ func (k *Keys) Authenticate(r *http.Request) (Principal, error) {
 		}
 	}
 	if found < 0 {
-		return Principal{}, goal.NewProblem(goal.Unauthenticated, "the API key is not known")
+		return Principal{}, goal.NewProblem(goal.Unauthenticated, "The API key is not known.")
 	}
 	return set[found].who, nil
 }
@@ -120,12 +120,12 @@ func (k *Keys) Authenticate(r *http.Request) (Principal, error) {
 func bearer(r *http.Request) (string, error) {
 	lines := r.Header.Values("Authorization")
 	if len(lines) == 0 {
-		return "", goal.NewProblem(goal.Unauthenticated, "an Authorization header with a bearer key is needed")
+		return "", goal.NewProblem(goal.Unauthenticated, "An Authorization header with a bearer key is needed.")
 	}
 	scheme, token, _ := strings.Cut(lines[0], " ")
 	token = strings.Trim(token, " ")
 	if len(lines) > 1 || !strings.EqualFold(scheme, "Bearer") || token == "" {
-		return "", goal.NewProblem(goal.Unauthenticated, `the Authorization header must be "Bearer" and one key`)
+		return "", goal.NewProblem(goal.Unauthenticated, `The Authorization header must be "Bearer" and one key.`)
 	}
 	return token, nil
 }
@@ -146,7 +146,7 @@ func (a anonymous) Authenticate(r *http.Request) (Principal, error) {
 		host = h
 	}
 	if !loopbackHost(strings.Trim(host, "[]")) {
-		return Principal{}, goal.NewProblem(goal.Forbidden, "without configured API keys only localhost is served")
+		return Principal{}, goal.NewProblem(goal.Forbidden, "Without configured API keys only localhost is served.")
 	}
 	return a.who, nil
 }

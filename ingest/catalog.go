@@ -48,7 +48,7 @@ func (s *Server) permitted(ctx context.Context, who Principal) ([]Environment, e
 	all, err := s.cfg.Catalog.Environments(ctx)
 	if err != nil {
 		s.cfg.Log.WarnContext(ctx, "catalog failed", "error", err)
-		return nil, retryLater(goal.NewProblem(goal.DependencyNotAvailable, "the tools could not be listed"), 5)
+		return nil, retryLater(goal.NewProblem(goal.DependencyNotAvailable, "The tools could not be listed."), 5)
 	}
 	for _, e := range all {
 		if who.May(e.Roles) {

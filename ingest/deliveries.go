@@ -51,7 +51,7 @@ func (s *Server) deliveryTask(r *http.Request, who Principal) (string, error) {
 		return "", err
 	}
 	if s.cfg.Deliveries == nil {
-		return "", goal.NewProblem(goal.NotFound, "this server delivers no webhooks")
+		return "", goal.NewProblem(goal.NotFound, "This server delivers no webhooks.")
 	}
 	if _, err := s.load(r.Context(), who.Tenant, id); err != nil {
 		return "", err

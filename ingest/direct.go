@@ -83,9 +83,7 @@ func (s *Server) takeDirect(ctx context.Context, tenant string, d Direct) (again
 	key, problem := goal.ParseKey(d.Key)
 	if problem != nil {
 		s.metrics.submission("nats", problem)
-		return s.retried(ctx, tenant, s.store(ctx, func(ctx context.Context) error {
-			return s.cfg.Intake.DeadLetter(ctx, tenant, problem.Error(), d.Key, d.Body)
-		}))
+		return s.putAside(ctx, tenant, problem, d)
 	}
 	q := request{who: s.directPrincipal(tenant), via: "nats", key: key, body: d.Body, traceparent: traceparent(d.Traceparent)}
 	out, err := s.admitDirect(ctx, q)
@@ -94,6 +92,8 @@ func (s *Server) takeDirect(ctx context.Context, tenant string, d Direct) (again
 	switch {
 	case err == nil:
 		return 0
+	case errors.Is(err, goal.ErrTooLarge):
+		return s.putAside(ctx, tenant, err, d)
 	case !errors.As(err, &p):
 		return s.retried(ctx, tenant, err)
 	case p.Kind() == goal.KeyReused:
@@ -110,9 +110,16 @@ func (s *Server) admitDirect(ctx context.Context, q request) (outcome, error) {
 		return outcome{}, p
 	}
 	if len(q.body) > goal.MaxBody { // before anything else looks at it
-		return outcome{}, goal.NewProblem(goal.PayloadTooLarge, "a goal has at most "+strconv.Itoa(goal.MaxBody)+" bytes")
+		return outcome{}, goal.NewProblem(goal.PayloadTooLarge, "A goal has at most "+strconv.Itoa(goal.MaxBody)+" bytes.")
 	}
 	return s.admit(ctx, q)
+}
+
+// putAside keeps a goal that no task can be made of.
+func (s *Server) putAside(ctx context.Context, tenant string, reason error, d Direct) (again time.Duration) {
+	return s.retried(ctx, tenant, s.store(ctx, func(ctx context.Context) error {
+		return s.cfg.Intake.DeadLetter(ctx, tenant, reason.Error(), d.Key, d.Body)
+	}))
 }
 
 // retried is how long to wait after an error of the store; 0 when there is none.

@@ -49,7 +49,7 @@ func (h *hub) watch(tenant, task string, wakeOnly bool) (*watcher, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.tenants[tenant] >= h.most {
-		return nil, retryLater(goal.NewProblem(goal.RateLimited, "the tenant watches too many tasks at a time"), 5)
+		return nil, retryLater(goal.NewProblem(goal.RateLimited, "The tenant watches too many tasks at a time."), 5)
 	}
 	h.tenants[tenant]++
 	if h.byTask[w.of] == nil {

@@ -32,14 +32,14 @@ func (l *limits) take(tenant string) *goal.Problem {
 	}
 	r := lim.Reserve()
 	if !r.OK() {
-		return retryLater(goal.NewProblem(goal.RateLimited, "the tenant's rate of submissions is used up"), 60)
+		return retryLater(goal.NewProblem(goal.RateLimited, "The tenant's rate of submissions is used up."), 60)
 	}
 	wait := r.Delay()
 	if wait <= 0 {
 		return nil
 	}
 	r.Cancel()
-	return retryLater(goal.NewProblem(goal.RateLimited, "the tenant's rate of submissions is used up"), seconds(wait))
+	return retryLater(goal.NewProblem(goal.RateLimited, "The tenant's rate of submissions is used up."), seconds(wait))
 }
 
 func (l *limits) limiter(tenant string) *rate.Limiter {

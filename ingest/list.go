@@ -23,11 +23,11 @@ func (s *Server) listTasks(w http.ResponseWriter, r *http.Request, who Principal
 		return err
 	}
 	if s.cfg.Tail == nil {
-		return goal.NewProblem(goal.NotFound, "this server keeps no list")
+		return goal.NewProblem(goal.NotFound, "This server keeps no list.")
 	}
 	rows, next, whole := s.lists.page(who.Tenant, f, time.Now())
 	if !whole {
-		return retryLater(goal.NewProblem(goal.StoreUnavailable, "the list is being rebuilt after a start"), 1)
+		return retryLater(goal.NewProblem(goal.StoreUnavailable, "The list is being rebuilt after a start."), 1)
 	}
 	answer := listAnswer{Tasks: rows}
 	if next > 0 {

@@ -73,8 +73,8 @@ func (s *Server) outermost(next http.Handler) http.Handler {
 		sw := &statusWriter{ResponseWriter: w}
 		w.Header().Set("X-Request-Id", id)
 		w.Header().Set("X-Content-Type-Options", "nosniff")
-		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(answerTimeout)) // not every writer has one
 		began := time.Now()
+		limitTime(w, r, began)
 		defer func() { //nolint:contextcheck // the request carries it
 			if v := recover(); v != nil {
 				if err, ok := v.(error); ok && errors.Is(err, http.ErrAbortHandler) {
@@ -88,6 +88,18 @@ func (s *Server) outermost(next http.Handler) http.Handler {
 		}()
 		next.ServeHTTP(sw, r)
 	})
+}
+
+// limitTime bounds the time to send the body, also the part that no handler
+// reads, and to take the answer. A body's limit is lifted by who has read it
+// whole; without a body there is none, because the server reads ahead and takes
+// a passed limit for a client that is gone.
+func limitTime(w http.ResponseWriter, r *http.Request, now time.Time) {
+	rc := http.NewResponseController(w)
+	_ = rc.SetWriteDeadline(now.Add(answerTimeout)) // not every writer has one
+	if r.ContentLength != 0 {
+		_ = rc.SetReadDeadline(now.Add(bodyTimeout))
+	}
 }
 
 func requestID(r *http.Request) string {
@@ -162,7 +174,7 @@ func (s *Server) sameOrigin(next http.Handler) (http.Handler, error) {
 		}
 	}
 	guard.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		s.answerProblem(w, r, plainProblem(http.StatusForbidden, "a page of another origin may not do this"))
+		s.answerProblem(w, r, plainProblem(http.StatusForbidden, "A page of another origin may not do this."))
 	}))
 	return guard.Handler(next), nil
 }

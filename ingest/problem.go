@@ -22,17 +22,19 @@ func problemOf(err error) *goal.Problem {
 		return p
 	case errors.Is(err, goal.ErrNotFound):
 		return goal.NewProblem(goal.NotFound, "")
+	case errors.Is(err, goal.ErrTooLarge):
+		return goal.NewProblem(goal.PayloadTooLarge, "The goal does not fit into one message of the store.")
 	case errors.Is(err, goal.ErrFull):
-		return retryLater(goal.NewProblem(goal.QueueFull, "the queue takes no more goals at the moment"), 5)
+		return retryLater(goal.NewProblem(goal.QueueFull, "The queue takes no more goals at the moment."), 5)
 	default:
-		return retryLater(goal.NewProblem(goal.StoreUnavailable, "the store did not answer in time; the same request may be repeated with the same key"), 1)
+		return retryLater(goal.NewProblem(goal.StoreUnavailable, "The store did not answer in time; the same request may be repeated with the same key."), 1)
 	}
 }
 
 // expected reports whether the error is one that needs no entry in the log.
 func expected(err error) bool {
 	var p *goal.Problem
-	return errors.As(err, &p) || errors.Is(err, goal.ErrNotFound) || errors.Is(err, goal.ErrFull)
+	return errors.As(err, &p) || errors.Is(err, goal.ErrNotFound) || errors.Is(err, goal.ErrFull) || errors.Is(err, goal.ErrTooLarge)
 }
 
 func retryLater(p *goal.Problem, seconds int) *goal.Problem {

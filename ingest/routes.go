@@ -67,7 +67,7 @@ func read(r chi.Router, pattern string, h http.HandlerFunc) {
 func (s *Server) do(a action) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if _, err := url.ParseQuery(r.URL.RawQuery); err != nil {
-			s.fail(w, r, plainProblem(http.StatusBadRequest, "the query is malformed"))
+			s.fail(w, r, plainProblem(http.StatusBadRequest, "The query is malformed."))
 			return
 		}
 		who, _ := PrincipalOf(r)
@@ -80,7 +80,7 @@ func (s *Server) do(a action) http.HandlerFunc {
 func (s *Server) onlyAdmin(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if who, _ := PrincipalOf(r); !who.Has(roleAdmin) {
-			s.fail(w, r, goal.NewProblem(goal.Forbidden, "the role admin is needed"))
+			s.fail(w, r, goal.NewProblem(goal.Forbidden, "The role admin is needed."))
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -93,7 +93,7 @@ func (s *Server) notFound(w http.ResponseWriter, r *http.Request) {
 		s.cfg.Pages.ServeHTTP(w, r)
 		return
 	}
-	s.fail(w, r, goal.NewProblem(goal.NotFound, "there is no such path"))
+	s.fail(w, r, goal.NewProblem(goal.NotFound, "There is no such path."))
 }
 
 // pageWanted: a browser asks for text/html, also when it sends a form. For what
@@ -129,6 +129,7 @@ func (s *Server) document(mediaType string, body []byte) http.HandlerFunc {
 		h := w.Header()
 		h.Set("ETag", etag)
 		h.Set("Cache-Control", "public, max-age=300")
+		h.Set("Vary", "Accept-Encoding")
 		if matches(r.Header.Values("If-None-Match"), etag) {
 			w.WriteHeader(http.StatusNotModified)
 			return

@@ -50,7 +50,7 @@ func lastEventID(r *http.Request) (int, error) {
 	if id := r.Header.Get("Last-Event-ID"); id != "" {
 		n, err := strconv.ParseUint(id, 10, 31)
 		if err != nil {
-			return 0, plainProblem(http.StatusBadRequest, "Last-Event-ID must be the number of an event")
+			return 0, plainProblem(http.StatusBadRequest, "Last-Event-ID must be the number of an event.")
 		}
 		return int(n), nil
 	}
@@ -80,7 +80,7 @@ type stream struct {
 // run sends until the terminal event, the caller's end, the server's drain, or
 // until the caller lags too far behind.
 func (st *stream) run(ctx context.Context, watcher *watcher, snap goal.Snapshot, notes bool) {
-	if done := st.catchUp(snap, notes); done {
+	if st.catchUp(snap, notes) || st.s.cfg.Tail == nil {
 		return
 	}
 	beat := time.NewTicker(st.s.cfg.Heartbeat)
@@ -131,13 +131,12 @@ func (st *stream) live(ctx context.Context, frames []frame) (done bool) {
 func (st *stream) emit(frames []frame, notes bool) (done bool) {
 	st.buf = st.buf[:0]
 	for _, f := range frames {
+		done = done || f.last // also when the caller claims to have seen more than there is
 		if f.n == 0 && !notes || f.n > 0 && f.n <= st.last {
 			continue
 		}
 		st.buf = append(st.buf, f.text...)
-		if f.n > 0 {
-			st.last, done = f.n, f.last
-		}
+		st.last = max(st.last, f.n)
 	}
 	return st.send(st.buf) != nil || done
 }

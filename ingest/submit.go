@@ -27,7 +27,7 @@ func (s *Server) postTask(w http.ResponseWriter, r *http.Request, who Principal)
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
 	default:
-		return retryLater(goal.NewProblem(goal.StoreUnavailable, "too many submissions are being stored at the moment"), 1)
+		return retryLater(goal.NewProblem(goal.StoreUnavailable, "Too many submissions are being stored at the moment."), 1)
 	}
 	if dry {
 		return s.dryRun(w, r, who)
@@ -95,7 +95,7 @@ func (s *Server) dryRun(w http.ResponseWriter, r *http.Request, who Principal) e
 		snap, err := s.load(r.Context(), who.Tenant, goal.TaskID(who.Tenant, key))
 		switch {
 		case err == nil && snap.Submission.Fingerprint != fingerprint:
-			return goal.NewProblem(goal.KeyReused, "the key was first used with another payload")
+			return goal.NewProblem(goal.KeyReused, "The key was first used with another payload.")
 		case err != nil && !errors.Is(err, goal.ErrNotFound):
 			return err
 		}
@@ -115,26 +115,23 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 		return nil, p
 	}
 	tooLarge := func() error {
-		return goal.NewProblem(goal.PayloadTooLarge, "a goal has at most "+strconv.Itoa(goal.MaxBody)+" bytes")
+		return goal.NewProblem(goal.PayloadTooLarge, "A goal has at most "+strconv.Itoa(goal.MaxBody)+" bytes.")
 	}
 	if r.ContentLength > goal.MaxBody {
 		return nil, tooLarge()
-	}
-	rc := http.NewResponseController(w)
-	if rc.SetReadDeadline(time.Now().Add(bodyTimeout)) == nil { // not every writer has one
-		defer func() { _ = rc.SetReadDeadline(time.Time{}) }()
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, goal.MaxBody))
 	var over *http.MaxBytesError
 	switch {
 	case err == nil:
+		_ = http.NewResponseController(w).SetReadDeadline(time.Time{}) // see limitTime
 		return body, nil
 	case errors.As(err, &over):
 		return nil, tooLarge()
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil, plainProblem(http.StatusRequestTimeout, "the body did not arrive in time")
+		return nil, plainProblem(http.StatusRequestTimeout, "The body did not arrive in time.")
 	default:
-		return nil, plainProblem(http.StatusBadRequest, "the body could not be read")
+		return nil, plainProblem(http.StatusBadRequest, "The body could not be read.")
 	}
 }
 
@@ -144,17 +141,17 @@ func checkMediaType(r *http.Request) *goal.Problem {
 	refuse := func(detail string) *goal.Problem { return goal.NewProblem(goal.UnsupportedMediaType, detail) }
 	lines := r.Header.Values("Content-Type")
 	if len(lines) != 1 {
-		return refuse("one Content-Type header is needed: application/json")
+		return refuse("One Content-Type header is needed: application/json.")
 	}
 	media, params, err := mime.ParseMediaType(lines[0])
 	if err != nil || !jsonType(media) {
-		return refuse("the body must be application/json")
+		return refuse("The body must be application/json.")
 	}
 	if c, ok := params["charset"]; ok && !strings.EqualFold(c, "utf-8") {
-		return refuse("the charset must be utf-8")
+		return refuse("The charset must be utf-8.")
 	}
 	if c := r.Header.Get("Content-Encoding"); c != "" && !strings.EqualFold(c, "identity") {
-		return refuse("the body must not be encoded")
+		return refuse("The body must not be encoded.")
 	}
 	return nil
 }
@@ -199,5 +196,5 @@ func flag(r *http.Request, name string) (bool, error) {
 }
 
 func badParameter(name, detail string) error {
-	return plainProblem(http.StatusBadRequest, "query parameter "+name+" "+detail)
+	return plainProblem(http.StatusBadRequest, "The query parameter "+name+" "+detail+".")
 }

@@ -137,6 +137,7 @@ func (v *view) write(w http.ResponseWriter, r *http.Request, known []string) {
 	h := w.Header()
 	h.Set("ETag", v.etag)
 	h.Set("Cache-Control", "private, no-cache")
+	h.Set("Vary", "Accept-Encoding")
 	if !v.task.Status.Terminal() {
 		h.Set("Retry-After", strconv.Itoa(seconds(v.s.cfg.PollAfter)))
 	}
