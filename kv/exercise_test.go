@@ -126,6 +126,14 @@ func failed() goal.Result {
 	return r
 }
 
+// patient is a context for races on a machine that is busy.
+func patient(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	t.Cleanup(cancel)
+	return ctx
+}
+
 // must fails the test unless err is want.
 func must(tb testing.TB, what string, err, want error) {
 	tb.Helper()
@@ -180,11 +188,12 @@ func exerciseRecords(e env) {
 
 func exerciseCreateRace(e env) {
 	t, s := e.T, e.s
+	ctx := patient(t)
 	var won, lost atomic.Int64
 	var wg sync.WaitGroup
 	for i := range 200 {
 		wg.Go(func() {
-			switch _, err := s.Create(t.Context(), "$KV.CALLS.race", fmt.Appendf(nil, "%d", i), time.Minute); {
+			switch _, err := s.Create(ctx, "$KV.CALLS.race", fmt.Appendf(nil, "%d", i), time.Minute); {
 			case err == nil:
 				won.Add(1)
 			case errors.Is(err, goal.ErrExists):
@@ -284,7 +293,12 @@ func exerciseSubmitRace(e env) {
 	var wg sync.WaitGroup
 	for range 200 {
 		wg.Go(func() {
-			acc, first, err := s.Submit(t.Context(), submission(task))
+			var acc goal.Accepted
+			var first bool
+			err := again(t.Context(), func() (err error) {
+				acc, first, err = s.Submit(t.Context(), submission(task))
+				return err
+			})
 			if err != nil {
 				t.Errorf("submit: %v", err)
 				return
@@ -417,6 +431,7 @@ func exerciseSettle(e env) {
 func exerciseSettleRace(e env) {
 	t, s := e.T, e.s
 	acc := submit(t, s, taskID(t))
+	ctx := patient(t)
 	var mu sync.Mutex
 	var reasons []goal.Reason
 	var wg sync.WaitGroup
@@ -424,7 +439,7 @@ func exerciseSettleRace(e env) {
 		wg.Go(func() {
 			r := failed()
 			r.Detail = strconv.Itoa(i)
-			won, err := s.Settle(t.Context(), acc, r, 0)
+			won, err := s.Settle(ctx, acc, r, 0)
 			if err != nil {
 				t.Errorf("settle: %v", err)
 			}

@@ -31,7 +31,7 @@ func (s *Store) Remove(ctx context.Context, subject string, rev uint64) error {
 }
 
 func (s *Store) Put(ctx context.Context, subject string, data []byte, msgID string, ttl time.Duration) (uint64, bool, error) {
-	return s.put(ctx, subject, data, msgID, ttl)
+	return s.putRecord(ctx, write{subject: subject, data: data, msgID: msgID, ttl: ttl})
 }
 
 func (s *Store) GetFresh(ctx context.Context, stream, subject string) (Record, error) {

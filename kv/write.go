@@ -26,7 +26,6 @@ type write struct {
 	fenced  bool   // compare-and-set on the last sequence of filter
 	filter  string // may hold wildcards
 	last    uint64
-	opts    []jetstream.PublishOpt
 }
 
 // lostError is a compare-and-set that lost to another's record.
@@ -47,9 +46,8 @@ var errMaxed = fmt.Errorf("%w: the subject or the stream holds its maximum", goa
 // has, unless it is what a lost answer of this very call stored. A removed or
 // expired key is free. ttl 0 means none; the least is one second. The record is
 // durable when it returns.
-func (s *Store) create(ctx context.Context, subject string, data []byte, ttl time.Duration, opts ...jetstream.PublishOpt) (uint64, error) {
-	w := write{subject: subject, data: data, ttl: ttl, opts: opts}
-	seq, err := s.createRecord(ctx, w)
+func (s *Store) create(ctx context.Context, subject string, data []byte, ttl time.Duration) (uint64, error) {
+	seq, err := s.createRecord(ctx, write{subject: subject, data: data, ttl: ttl})
 	if err != nil {
 		return 0, err
 	}
@@ -84,8 +82,8 @@ func (s *Store) createRecord(ctx context.Context, w write) (uint64, error) {
 // update replaces the record of revision rev, with a TTL on the same write (a
 // plain key-value update would make the key eternal): goal.ErrFenced when rev
 // is not the last any more. The record is durable when it returns.
-func (s *Store) update(ctx context.Context, subject string, data []byte, rev uint64, ttl time.Duration, opts ...jetstream.PublishOpt) (uint64, error) {
-	seq, err := s.updateRecord(ctx, write{subject: subject, data: data, ttl: ttl, opts: opts}, rev)
+func (s *Store) update(ctx context.Context, subject string, data []byte, rev uint64, ttl time.Duration) (uint64, error) {
+	seq, err := s.updateRecord(ctx, write{subject: subject, data: data, ttl: ttl}, rev)
 	if err != nil {
 		return 0, err
 	}
@@ -123,14 +121,10 @@ func (s *Store) removeRecord(ctx context.Context, subject string, rev uint64) er
 	return err
 }
 
-// put appends a message to a subject that nobody owns. Within the stream's
-// window a message of the same id is stored once; duplicate tells that it was
-// there. An empty msgID dedupes the repetitions of this call only. The message
-// is durable when it returns, also when it is a duplicate.
-func (s *Store) put(ctx context.Context, subject string, data []byte, msgID string, ttl time.Duration, opts ...jetstream.PublishOpt) (seq uint64, duplicate bool, err error) {
-	return s.putRecord(ctx, write{subject: subject, data: data, msgID: msgID, ttl: ttl, opts: opts})
-}
-
+// putRecord appends a message to a subject that nobody owns. Within the
+// stream's window a message of the same id is stored once; duplicate tells that
+// it was there. An empty msgID dedupes the repetitions of this call only. The
+// message is durable when it returns, also when it is a duplicate.
 func (s *Store) putRecord(ctx context.Context, w write) (seq uint64, duplicate bool, err error) {
 	ctx, cancel := bounded(ctx, callTimeout)
 	defer cancel()
@@ -190,7 +184,7 @@ func (s *Store) send(ctx context.Context, w write) (*jetstream.PubAck, error) {
 func (s *Store) sendOnce(ctx context.Context, w write) (*jetstream.PubAck, error) {
 	ctx, cancel := attemptContext(ctx)
 	defer cancel()
-	return s.pub.PublishMsg(ctx, w.message(), w.opts...)
+	return s.pub.PublishMsg(ctx, w.message())
 }
 
 // whoWon decides a compare-and-set that lost by the last message of its filter.
