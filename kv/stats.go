@@ -19,7 +19,8 @@ type QueueStats struct {
 	Oldest   time.Time `json:"oldest"`    // acceptance of the oldest pending goal; zero: none
 }
 
-// Stats reads a tenant's queue.
+// Stats reads a tenant's queue. On three replicas the numbers may be a moment
+// behind.
 func (s *Store) Stats(ctx context.Context, tenant string) (QueueStats, error) {
 	ctx, cancel := bounded(ctx, callTimeout)
 	defer cancel()
