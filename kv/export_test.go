@@ -27,7 +27,7 @@ func (s *Store) Get(ctx context.Context, stream, subject string) (Record, error)
 }
 
 func (s *Store) Remove(ctx context.Context, subject string, rev uint64) error {
-	return s.remove(ctx, subject, rev)
+	return s.removeRecord(ctx, subject, rev)
 }
 
 func (s *Store) Put(ctx context.Context, subject string, data []byte, msgID string, ttl time.Duration) (uint64, bool, error) {

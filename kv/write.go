@@ -105,16 +105,8 @@ func (s *Store) updateRecord(ctx context.Context, w write, rev uint64) (uint64, 
 	return 0, fmt.Errorf("update %s: %w", w.subject, err)
 }
 
-// remove frees the key of revision rev: goal.ErrFenced when rev is not the last
-// any more. The mark that takes its place goes by itself after a second.
-func (s *Store) remove(ctx context.Context, subject string, rev uint64) error {
-	if err := s.removeRecord(ctx, subject, rev); err != nil {
-		return err
-	}
-	return s.durable(ctx)
-}
-
-// removeRecord is remove without the barrier.
+// removeRecord frees the key of revision rev: goal.ErrFenced when rev is not the
+// last any more. The mark that takes its place goes by itself after a second.
 func (s *Store) removeRecord(ctx context.Context, subject string, rev uint64) error {
 	w := write{subject: subject, ttl: time.Second, header: nats.Header{operationHeader: {"DEL"}}}
 	_, err := s.updateRecord(ctx, w, rev)
