@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -108,7 +109,7 @@ func TestInterruptedWaitExits130(t *testing.T) {
 func TestHelp(t *testing.T) {
 	t.Parallel()
 	for _, verb := range []string{
-		"submit", "get", "list", "watch", "wait", "trace", "cancel", "validate", "key", "key derive", "key new", "key hash", "key task",
+		"", "submit", "get", "list", "watch", "wait", "trace", "cancel", "validate", "key", "key derive", "key new", "key hash", "key task",
 		"webhook", "webhook listen", "webhook verify", "webhook secret", "webhook deliveries", "webhook redeliver", "webhook test",
 		"calls", "calls list", "calls get", "calls release", "calls complete", "bench", "context", "context add", "completion", "version",
 	} {
@@ -116,7 +117,7 @@ func TestHelp(t *testing.T) {
 		if code != exitReached {
 			t.Errorf("goalkeeper %s --help: exit code %d", verb, code)
 		}
-		golden(t, filepath.Join("testdata", "help", strings.ReplaceAll(verb, " ", "_")+".golden"), got)
+		golden(t, filepath.Join("testdata", "help", cmp.Or(strings.ReplaceAll(verb, " ", "_"), "goalkeeper")+".golden"), got)
 	}
 }
 
@@ -166,6 +167,38 @@ func TestUsageErrorAsJSON(t *testing.T) {
 	code, stdout, stderr := session(t, t.Context(), "", "get", "--nonsense", "-o", "json")
 	if code != exitUsage || stdout != "" || !strings.HasPrefix(stderr, `{"type":"about:blank"`) || strings.Count(stderr, "\n") != 1 {
 		t.Errorf("usage error with -o json: exit code %d, stdout %q, stderr %q", code, stdout, stderr)
+	}
+}
+
+// TestColours: only on a terminal, and not where they are unwanted.
+func TestColours(t *testing.T) { //nolint:paralleltest // it sets the environment
+	for name, row := range map[string]struct {
+		live    bool
+		flags   outputFlags
+		env     map[string]string
+		colours bool
+	}{
+		"terminal":            {live: true, colours: true},
+		"file or pipe":        {},
+		"--no-color":          {live: true, flags: outputFlags{NoColor: true}},
+		"NO_COLOR":            {live: true, env: map[string]string{"NO_COLOR": "1"}},
+		"NO_COLOR, but empty": {live: true, env: map[string]string{"NO_COLOR": ""}, colours: true},
+		"dumb terminal":       {live: true, env: map[string]string{"TERM": "dumb"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("NO_COLOR", "")
+			t.Setenv("TERM", "xterm")
+			for k, v := range row.env {
+				t.Setenv(k, v)
+			}
+			term := &terminal{live: row.live}
+			if err := row.flags.AfterApply(term); err != nil {
+				t.Fatal(err)
+			}
+			if got := term.paint(red, "x") != "x"; got != row.colours {
+				t.Errorf("colours: got %t, want %t", got, row.colours)
+			}
+		})
 	}
 }
 

@@ -3,13 +3,16 @@ package main
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
@@ -204,5 +207,53 @@ func TestPathBelowAPrefix(t *testing.T) {
 	}
 	if got != "/prefix/v1/tasks?limit=2" {
 		t.Errorf("got %s", got)
+	}
+}
+
+// roundTrips answers the n-th request by the n-th function.
+type roundTrips struct {
+	n     int
+	steps []func() (*http.Response, error)
+}
+
+func (r *roundTrips) RoundTrip(*http.Request) (*http.Response, error) {
+	r.n++
+	return r.steps[min(r.n, len(r.steps))-1]()
+}
+
+// TestWaitLivesThroughRestarts: once a task was seen, neither a server that is
+// away nor one that is busy for long ends the wait.
+func TestWaitLivesThroughRestarts(t *testing.T) {
+	t.Parallel()
+	status := func(code int, etag, body string) func() (*http.Response, error) {
+		return func() (*http.Response, error) {
+			h := http.Header{"Etag": {etag}, "Content-Type": {"application/json"}}
+			return &http.Response{StatusCode: code, Header: h, Body: io.NopCloser(strings.NewReader(body))}, nil
+		}
+	}
+	away := func() (*http.Response, error) { return nil, &net.OpError{Op: "dial", Err: errors.New("connection refused")} }
+	lost := func() (*http.Response, error) { return nil, io.ErrUnexpectedEOF }
+	busy := status(http.StatusServiceUnavailable, "", "")
+	running := status(http.StatusOK, `"1"`, `{"id":"tsk_1","status":"running"}`)
+	ended := status(http.StatusOK, `"2"`, `{"id":"tsk_1","status":"failed","reason":"TOOL_FAILED"}`)
+	for name, row := range map[string]struct {
+		steps []func() (*http.Response, error)
+		want  goal.Reason
+	}{
+		"restart":          {[]func() (*http.Response, error){running, lost, away, away, away, running, ended}, goal.ToolFailed},
+		"busy for long":    {append([]func() (*http.Response, error){running}, append(slices.Repeat([]func() (*http.Response, error){busy}, 12), ended)...), goal.ToolFailed},
+		"never there":      {[]func() (*http.Response, error){away}, ""},
+		"gone in the wait": {[]func() (*http.Response, error){running, status(http.StatusNotFound, "", "")}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				c := &client{base: &url.URL{Scheme: "http", Host: "example.com"}, notef: t.Logf, http: &http.Client{Transport: &roundTrips{steps: row.steps}}}
+				task, err := awaitEnd(t.Context(), c, newTerminal(streams{err: io.Discard}, nil), "tsk_1")
+				if (err == nil) != (row.want != "") || task.Reason != row.want {
+					t.Errorf("got reason %q and error %v, want %q", task.Reason, err, row.want)
+				}
+			})
+		})
 	}
 }

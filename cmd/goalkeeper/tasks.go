@@ -304,7 +304,7 @@ func awaitEnd(ctx context.Context, api *client, t *terminal, id string) (goal.Ta
 			return task, nil
 		case err == nil:
 			etag, misses = tag, 0
-		case etag == "" || !errors.Is(err, errNoConnection):
+		case etag == "" || !passing(err):
 			return task, err
 		default:
 			misses++
@@ -312,6 +312,12 @@ func awaitEnd(ctx context.Context, api *client, t *terminal, id string) (goal.Ta
 			_ = sleep(ctx, backOff(misses)) // the context is looked at above
 		}
 	}
+}
+
+// passing reports whether an error may be over when the server is back.
+func passing(err error) bool {
+	_, worth := again(err, 1)
+	return worth || errors.Is(err, errNoConnection)
 }
 
 // hold asks for the task and lets the server hold the answer until the task is

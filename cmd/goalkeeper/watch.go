@@ -258,7 +258,10 @@ func (b *block) apply(e goal.Event) {
 	task := &b.task
 	if e.Started != nil && e.Type == goal.TaskStarted {
 		deadline := e.Started.Deadline
-		task.Status, task.Deadline = goal.Running, &deadline
+		task.Deadline = &deadline
+		if task.Status == goal.Queued { // else the events are older than the task as it was read
+			task.Status = goal.Running
+		}
 	}
 	if e.Observed != nil {
 		task.Left, task.LeftTotal, b.of = e.Observed.Left, e.Observed.LeftTotal, e.Observed.Leaves
