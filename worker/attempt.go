@@ -32,7 +32,11 @@ const (
 
 // Points lists every crash point, in order.
 func Points() []string {
-	return []string{PointTaken, PointLocked, PointSettled, PointReleased, PointAcked}
+	points := []string{PointTaken, PointLocked}
+	for _, p := range agent.Points() {
+		points = append(points, string(p))
+	}
+	return append(points, PointSettled, PointReleased, PointAcked)
 }
 
 // attempt is one worker's try at one goal.
@@ -88,10 +92,12 @@ func (a *attempt) run(ctx context.Context) error {
 	ctx, cancelWork := context.WithCancelCause(ctx)
 	defer cancelWork(nil)
 	stopBeating := a.keepAlive(ctx, cancelWork, lock)
-	res, n, err := a.work(ctx)
+	span, endSpan := w.cfg.Trace(ctx, a.acc)
+	res, n, err := a.work(span)
 	if err == nil {
-		err = a.settle(ctx, res, n)
+		err = a.settle(span, res, n)
 	}
+	endSpan(res, err)
 	stopBeating()
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause // why the work was stopped says more than that it was
