@@ -125,7 +125,8 @@ func (b *countingBarrier) Wait(context.Context) error {
 func TestCallsWaitForTheBarrier(t *testing.T) {
 	t.Parallel()
 	b := &countingBarrier{make(chan struct{}, 100)}
-	calls, err := kvtest.Store(t, kvtest.Options{}, func(c *kv.Config) { c.Barrier = b }).Calls(t.Context())
+	store := kvtest.Store(t, kvtest.Options{}, func(c *kv.Config) { c.Barrier = b })
+	calls, err := store.Calls(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,6 +140,18 @@ func TestCallsWaitForTheBarrier(t *testing.T) {
 	}
 	if _, _, err := calls.Get(t.Context(), "k"); err != nil {
 		t.Fatal(err)
+	}
+	if got := len(b.waits) - before; got != 2 {
+		t.Fatalf("%d waits for the disk; want 2: its own writes are there", got)
+	}
+	other, err := store.Calls(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // a process that did not write it waits once
+		if _, _, err := other.Get(t.Context(), "k"); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if got := len(b.waits) - before; got != 3 {
 		t.Fatalf("%d waits for the disk; want 3", got)
