@@ -50,8 +50,11 @@ func served(t *testing.T, w *world) *pipes {
 	t.Helper()
 	p := newPipes()
 	srv := ingest.NewHTTPServer("", w.h)
-	done := make(chan error, 1)
-	go func() { done <- srv.Serve(p) }()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = srv.Serve(p) // closed below
+	}()
 	t.Cleanup(func() {
 		_ = srv.Close()
 		<-done

@@ -114,6 +114,15 @@ func TestList(t *testing.T) {
 			t.Errorf("newest = %s %s, want it queued", got.Intent, got.Status)
 		}
 
+		// The same for those who read the list as it is.
+		n := 0
+		if whole := w.srv.EachTask("default", func(s ingest.Summary) bool { n++; return n < 7 }); !whole || n != 7 {
+			t.Errorf("EachTask called for %d tasks, whole %v", n, whole)
+		}
+		if !w.srv.EachTask("unknown", func(ingest.Summary) bool { return true }) {
+			t.Error("a tenant without a list has half of one")
+		}
+
 		// What the retention has ended for is not listed.
 		time.Sleep(7*24*time.Hour - 100*time.Second)
 		for _, s := range w.list("?limit=200").Tasks {
