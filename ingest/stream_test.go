@@ -236,15 +236,15 @@ func TestThousandWatchers(t *testing.T) {
 	const watchers, events = 1000, 20
 	var wg sync.WaitGroup
 	var mu sync.Mutex
-	short := 0
+	var short []string
 	open := make(chan struct{}, watchers)
 	for range watchers {
 		wg.Go(func() {
 			got, err := readStream(t.Context(), client, srv.URL+"/v1/tasks/"+id+"/events", open)
 			if err != nil || got != events {
 				mu.Lock()
-				short++
-				mu.Unlock()
+				defer mu.Unlock()
+				short = append(short, fmt.Sprintf("%d events, then %v", got, err))
 			}
 		})
 	}
@@ -260,8 +260,8 @@ func TestThousandWatchers(t *testing.T) {
 		tail.bring("default", id, e)
 	}
 	wg.Wait()
-	if short > 0 {
-		t.Errorf("%d of %d watchers did not get every event", short, watchers)
+	if len(short) > 0 {
+		t.Errorf("%d of %d watchers did not get every event: %q", len(short), watchers, short)
 	}
 	client.CloseIdleConnections()
 }
