@@ -88,8 +88,8 @@ func (d realData) worlds(rounds int) []world {
 }
 
 // environment is the world's environment with the airline's tools at the
-// backend and the expert's script as the planner.
-func (w world) environment(backend string) environmentConfig {
+// backend. The expert's script is the planner, or what the model at chat says.
+func (w world) environment(backend, chat string) environmentConfig {
 	e := environmentConfig{Name: w.name, Planner: plannerConfig{Type: "script"}, NoState: true}
 	for name, writes := range airlineTools {
 		t := toolConfig{Name: name, URL: backend + "/" + w.name + "/" + name, Replay: goal.ReplayRead}
@@ -97,6 +97,10 @@ func (w world) environment(backend string) environmentConfig {
 			t.Replay = goal.ReplayKeyed
 		}
 		e.Tools = append(e.Tools, t)
+	}
+	if chat != "" {
+		e.Planner = plannerConfig{Type: "openai", BaseURL: chat, Model: w.name}
+		return e
 	}
 	for _, s := range w.Script {
 		e.Planner.Script = append(e.Planner.Script, scriptAction{Tool: s.Tool, JSON: string(s.Arguments)})
@@ -108,11 +112,26 @@ func (w world) submission(hook string) map[string]any {
 	return map[string]any{"goal": w.Goal, "guardrails": w.Guardrails, "environment": w.name, "webhook_url": hook}
 }
 
-// touched reports whether the world's script or end names an entity.
-func (w world) touched(collection, id string) bool {
-	if _, ok := w.EndState[collection+"/"+id]; ok {
-		return true
+// touched lists the entities ("collection/id") that the world's script or end
+// names, and the owners of reservations among them.
+func (d realData) touched(w world) map[string]any {
+	out := map[string]any{}
+	for collection, entities := range d.db {
+		for id, entity := range entities {
+			name := collection + "/" + id
+			if _, ends := w.EndState[name]; !ends && !w.names(id) {
+				continue
+			}
+			out[name] = entity
+			if owner, ok := entity.(map[string]any)["user_id"].(string); ok {
+				out["users/"+owner] = d.db["users"][owner]
+			}
+		}
 	}
+	return out
+}
+
+func (w world) names(id string) bool {
 	for _, s := range w.Script {
 		if bytes.Contains(s.Arguments, []byte(`"`+id+`"`)) {
 			return true
@@ -121,29 +140,23 @@ func (w world) touched(collection, id string) bool {
 	return false
 }
 
-// load writes the world's copy of the database, whole or only what its goal
-// can touch.
-func (s *site) load(d realData, worlds []world, whole bool, collections ...string) {
+// load writes the worlds' copies of the database: what their goals can touch.
+func (s *site) load(d realData, worlds []world) {
 	s.t.Helper()
 	docs := s.service.store.Documents()
 	g, ctx := errgroup.WithContext(s.t.Context())
 	g.SetLimit(64)
 	for _, w := range worlds {
-		for _, c := range collections {
-			for id, entity := range d.db[c] {
-				owner := c == "users" // a reservation's user is not named by the script
-				if !whole && !owner && !w.touched(c, id) {
-					continue
-				}
-				g.Go(func() error {
-					raw, err := goal.Marshal(entity)
-					if err != nil {
-						return err
-					}
-					_, err = docs.Put(ctx, w.name, c, id, raw, 0)
+		for name, entity := range d.touched(w) {
+			collection, id, _ := strings.Cut(name, "/")
+			g.Go(func() error {
+				raw, err := goal.Marshal(entity)
+				if err != nil {
 					return err
-				})
-			}
+				}
+				_, err = docs.Put(ctx, w.name, collection, id, raw, 0)
+				return err
+			})
 		}
 	}
 	if err := g.Wait(); err != nil {
@@ -200,16 +213,21 @@ func (s *site) check(worlds []world, ids []string) []string {
 }
 
 // newAirline starts a site with the worlds' environments and the airline's
-// backend.
+// backend. Of every two worlds with one goal the second one asks a model.
 func newAirline(t testing.TB, d realData, worlds []world, inProcess, dedupe bool, pause func()) (*site, *airline) {
 	t.Helper()
 	backend := &airline{flights: d.db["flights"], dedupe: dedupe, pause: pause}
 	srv := httptest.NewServer(backend)
 	t.Cleanup(srv.Close)
+	chat := newChatModel(t, worlds)
 	s := newSite(t, inProcess, func(c *config) {
 		c.Worker.AckWait = duration(2 * time.Second)
-		for _, w := range worlds {
-			c.Environments = append(c.Environments, w.environment(srv.URL))
+		for i, w := range worlds {
+			url := ""
+			if i/len(d.goals)%2 == 1 {
+				url = chat
+			}
+			c.Environments = append(c.Environments, w.environment(srv.URL, url))
 		}
 	})
 	backend.docs = s.service.store.Documents()
@@ -225,13 +243,14 @@ func (s *site) submitWorlds(worlds []world) []string {
 	return ids
 }
 
-// TestAirline runs the airline goals through the whole pipeline.
+// TestAirline runs the airline goals through the whole pipeline, once with the
+// experts' scripts and once through the chat protocol.
 func TestAirline(t *testing.T) {
 	t.Parallel()
 	d := loadReal(t, "airline")
-	worlds := d.worlds(1)
+	worlds := d.worlds(2)
 	s, backend := newAirline(t, d, worlds, true, true, nil)
-	s.load(d, worlds, false, "reservations", "users")
+	s.load(d, worlds)
 	ids := s.submitWorlds(worlds)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -263,7 +282,7 @@ func TestAirlineKilled(t *testing.T) {
 	d := loadReal(t, "airline")
 	worlds := d.worlds(rounds)
 	s, backend := newAirline(t, d, worlds, false, true, func() { time.Sleep(rand.N(60 * time.Millisecond)) })
-	s.load(d, worlds, false, "reservations", "users")
+	s.load(d, worlds)
 	config := s.workerConfig()
 	workers := []*child{s.startWorker(config, ""), s.startWorker(config, "")}
 	var ids []string
@@ -312,7 +331,7 @@ func TestAirlineDuplicatesShow(t *testing.T) {
 			}
 			worlds = worlds[:1]
 			s, backend := newAirline(t, d, worlds, false, dedupe, nil)
-			s.load(d, worlds, false, "reservations", "users")
+			s.load(d, worlds)
 			config := s.workerConfig()
 			ids := s.submitWorlds(worlds)
 			<-s.startWorker(config, "after-call").done // kills itself there
