@@ -61,6 +61,11 @@ type Config struct {
 	// Drain is how long Run waits for attempts in flight when it is cancelled.
 	// Default: 25 s, a little more than an attempt takes.
 	Drain time.Duration
+	// Trace, if set, opens a span around every attempt (n from 1): it returns the
+	// attempt's context, the W3C traceparent that the receiver gets (empty: the
+	// delivery's own) and what is told the outcome: the HTTP status, 0 without an
+	// answer, and the error class, empty for success. Called concurrently.
+	Trace func(ctx context.Context, w goal.Webhook, n int) (_ context.Context, traceparent string, end func(status int, class string))
 	// Log may be nil: slog.Default.
 	Log *slog.Logger
 	// Registerer of the metrics; nil exports none.
@@ -128,6 +133,9 @@ func New(c Config) (*Notifier, error) {
 	if c.Drain == 0 {
 		c.Drain = defaultDrain
 	}
+	if c.Trace == nil {
+		c.Trace = untraced
+	}
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
@@ -140,6 +148,12 @@ func New(c Config) (*Notifier, error) {
 		return nil, err
 	}
 	return n, nil
+}
+
+// untraced is Config.Trace of a notifier that exports no spans: receivers still
+// learn which trace the task belongs to.
+func untraced(ctx context.Context, w goal.Webhook, _ int) (context.Context, string, func(int, string)) {
+	return ctx, w.Traceparent, func(int, string) {}
 }
 
 // errStopping is the cause of the contexts that Run cancels.

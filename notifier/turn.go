@@ -141,7 +141,12 @@ func (n *Notifier) attempt(ctx context.Context, d goal.Delivery, rev uint64, due
 		n.log.ErrorContext(ctx, "webhook cannot be signed", "tenant", due.Tenant, "webhook_id", due.ID, "error", err)
 		return n.putOff(ctx, d, rev, due, time.Now().Add(ownFaultWait(due.Deferred)), ClassOwn)
 	}
-	a := n.post(ctx, target, header, []byte(d.Webhook.Body))
+	span, traceparent, end := n.conf.Trace(ctx, d.Webhook, log.N)
+	if traceparent != "" {
+		header.Set("Traceparent", traceparent)
+	}
+	a := n.post(span, target, header, []byte(d.Webhook.Body))
+	end(a.status, a.class)
 	o := outcome{outage: a.suspicious(), spoke: a.status != 0, took: a.took}
 	wait := parseRetryAfter(a.retryAfter, time.Now())
 	if a.status == 429 || a.status == 503 {

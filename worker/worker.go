@@ -86,6 +86,11 @@ type Config struct {
 	Log          *slog.Logger       // default slog.Default()
 	Observer     Observer           // nil: nobody
 	Hook         func(point string) // crash injection in tests; nil: none
+
+	// Trace opens a span around every attempt at a goal, from its lease to its
+	// end: it returns the context of the work and what is told how that went; an
+	// error means that the goal goes on elsewhere. Called concurrently. nil: none.
+	Trace func(ctx context.Context, acc goal.Accepted) (_ context.Context, end func(r goal.Result, err error))
 }
 
 // DefaultAckWait is how long a worker may be silent before its goal is given to
@@ -125,6 +130,11 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if c.Log == nil {
 		c.Log = slog.Default()
+	}
+	if c.Trace == nil {
+		c.Trace = func(ctx context.Context, _ goal.Accepted) (context.Context, func(goal.Result, error)) {
+			return ctx, func(goal.Result, error) {}
+		}
 	}
 	return c, nil
 }

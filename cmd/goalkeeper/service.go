@@ -36,6 +36,7 @@ type service struct {
 	envs   *environments
 	reg    *prometheus.Registry
 	tracer trace.Tracer
+	times  storeTimes
 
 	metrics *metrics // of the worker; nil: not this role
 
@@ -91,6 +92,7 @@ func openService(ctx context.Context, c *config, r roles, log *slog.Logger) (_ *
 		return nil, err
 	}
 	m := newMetrics(s.reg)
+	s.times = newStoreTimes(s.reg)
 	if r.ingest || r.worker {
 		if s.envs, err = openEnvironments(ctx, c, s.store, m, s.tracer, log); err != nil {
 			return nil, err
@@ -158,12 +160,16 @@ func (s *service) openWorker(ctx context.Context, m *metrics) error {
 		}
 		queues[t] = workerQueue{q}
 	}
-	var err error
-	s.worker, err = worker.New(worker.Config{
-		Queues: queues, Store: workerStore{s.store}, Environments: s.envs, Balance: s.envs.agentBalance(),
+	cfg := worker.Config{
+		Queues: queues, Store: taskStore{workerStore{s.store}, s.times}, Environments: s.envs, Balance: s.envs.agentBalance(),
 		Concurrency: s.cfg.Worker.Concurrency, AckWait: wait, Grace: time.Duration(s.cfg.Worker.Grace),
 		Log: s.log, Observer: m, Hook: crashHook(),
-	})
+	}
+	if s.traces() {
+		cfg.Trace = traceAttempt(s.tracer)
+	}
+	var err error
+	s.worker, err = worker.New(cfg)
 	return err
 }
 
@@ -180,9 +186,13 @@ func (s *service) openIngest() error {
 	if err != nil {
 		return err
 	}
+	var intake ingest.Intake = s.store
+	if s.traces() {
+		intake = tracedIntake{s.store, s.tracer}
+	}
 	s.ingest, err = ingest.New(ingest.Config{
-		Store: s.store, Auth: auth, Preflight: s.envs.preflight, CheckWebhook: guard.CheckURL,
-		Tenants: s.cfg.tenantNames(), Tail: tail{s.store}, Catalog: s.envs, Intake: s.store, Deliveries: deliveries{s.store},
+		Store: submitStore{s.store, s.times}, Auth: auth, Preflight: s.envs.preflight, CheckWebhook: guard.CheckURL,
+		Tenants: s.cfg.tenantNames(), Tail: tail{s.store}, Catalog: s.envs, Intake: intake, Deliveries: deliveries{s.store},
 		Ready: s.ready, Limits: s.cfg.limits(), CORSOrigins: s.cfg.CORS,
 		Metrics: promhttp.HandlerFor(s.reg, promhttp.HandlerOpts{}), Registerer: s.reg, Log: s.log, Pages: pages,
 	})
@@ -206,6 +216,9 @@ func (s *service) ready(ctx context.Context) error {
 	}
 	return s.broker.conn.FlushWithContext(ctx)
 }
+
+// traces reports whether spans go anywhere.
+func (s *service) traces() bool { return s.cfg.Telemetry.OTLPEndpoint != "" }
 
 // url is where ingest can be reached.
 func (s *service) url() string {
@@ -239,7 +252,11 @@ func (s *service) run(ctx context.Context) error {
 }
 
 func (s *service) serveHTTP(ctx context.Context) error {
-	srv := ingest.NewHTTPServer("", s.ingest.Handler())
+	h := s.ingest.Handler()
+	if s.traces() {
+		h = traceHTTP(s.tracer, h)
+	}
+	srv := ingest.NewHTTPServer("", h)
 	ln := s.listener
 	if s.certs != nil {
 		ln = tls.NewListener(ln, &tls.Config{GetCertificate: s.certs.get, MinVersion: tls.VersionTLS12, NextProtos: []string{"h2", "http/1.1"}})

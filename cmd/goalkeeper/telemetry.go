@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracehttp"
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/sdk/resource"
@@ -48,6 +49,9 @@ func openTracer(ctx context.Context, c telemetryConfig, role string, log *slog.L
 	if err != nil {
 		return nil, nil, fmt.Errorf("telemetry.otlp_endpoint: %w", err)
 	}
+	// The library reports to one handler for the process, and by itself to
+	// standard error as plain text.
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("exporting traces failed", "error", unwrapURL(err)) }))
 	tp := sdktrace.NewTracerProvider(
 		sdktrace.WithBatcher(exp),
 		sdktrace.WithResource(resource.NewSchemaless(

@@ -26,11 +26,15 @@ func (s *service) openNotifier() error {
 	if err != nil {
 		return fmt.Errorf("webhooks.allow: %w", err)
 	}
-	s.notifier, err = notifier.New(notifier.Config{
-		Ended: s.store.EndedTasks(), Due: s.store.DueTurns(), Records: s.store, Timetable: s.store,
+	cfg := notifier.Config{
+		Ended: s.store.EndedTasks(), Due: s.store.DueTurns(), Records: deliveryStore{s.store, s.times}, Timetable: s.store,
 		Secrets: func(_ context.Context, tenant string) ([]notifier.Secret, error) { return secrets[tenant], nil },
 		Guard:   guard, Version: version(), Log: s.log, Registerer: s.reg,
-	})
+	}
+	if s.traces() {
+		cfg.Trace = traceWebhook(s.tracer)
+	}
+	s.notifier, err = notifier.New(cfg)
 	return err
 }
 

@@ -197,6 +197,10 @@ type Webhook struct {
 	Tenant string `json:"tenant"`
 	TaskID string `json:"task_id"`
 	Body   string `json:"body"`
+	// Traceparent is the submission's W3C trace context, so that the attempts
+	// belong to its trace; it is no part of the body. Records of version 1
+	// without it are read too.
+	Traceparent string `json:"traceparent,omitempty"`
 }
 
 // Public is the event as clients may see it.

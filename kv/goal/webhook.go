@@ -84,6 +84,7 @@ func NewWebhook(s Snapshot) (*Webhook, error) {
 	return &Webhook{
 		ID: WebhookID(s.Submission.Tenant, s.Submission.TaskID), URL: s.Submission.Goal.WebhookURL,
 		Tenant: s.Submission.Tenant, TaskID: s.Submission.TaskID, Body: string(body),
+		Traceparent: s.Submission.Traceparent,
 	}, nil
 }
 
