@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"testing"
 	"time"
 
@@ -29,7 +30,7 @@ func TestOpenCallsAlone(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer calls.Close()
-				key := fmt.Sprint(time.Now().UnixNano())
+				key := strconv.FormatInt(time.Now().UnixNano(), 10)
 				if _, err := calls.Create(t.Context(), key, []byte("x"), time.Minute); err != nil {
 					t.Fatal(err)
 				}

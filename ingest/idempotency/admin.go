@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -81,19 +82,19 @@ func (a *admin) one(w http.ResponseWriter, r *http.Request, id string) {
 }
 
 func (a *admin) release(w http.ResponseWriter, r *http.Request) {
-	a.decide(w, r, func(id string, d decision) error {
-		return a.op.Release(r.Context(), id, a.who(r), d.Reason)
+	a.decide(w, r, func(ctx context.Context, id string, d decision) error {
+		return a.op.Release(ctx, id, a.who(r), d.Reason)
 	})
 }
 
 func (a *admin) complete(w http.ResponseWriter, r *http.Request) {
-	a.decide(w, r, func(id string, d decision) error {
+	a.decide(w, r, func(ctx context.Context, id string, d decision) error {
 		answer := Answer{Status: d.Status, Header: canonicalHeader(d.Header), Body: []byte(d.Body)}
-		return a.op.Complete(r.Context(), id, a.who(r), d.Reason, answer)
+		return a.op.Complete(ctx, id, a.who(r), d.Reason, answer)
 	})
 }
 
-func (a *admin) decide(w http.ResponseWriter, r *http.Request, act func(id string, d decision) error) {
+func (a *admin) decide(w http.ResponseWriter, r *http.Request, act func(ctx context.Context, id string, d decision) error) {
 	id := r.PathValue("id")
 	if !validID(id) {
 		adminError(w, goal.ErrNotFound)
@@ -106,7 +107,7 @@ func (a *admin) decide(w http.ResponseWriter, r *http.Request, act func(id strin
 		writeProblem(w, goal.NewProblem(goal.MalformedJSON, ""))
 		return
 	}
-	if err := act(id, d); err != nil {
+	if err := act(r.Context(), id, d); err != nil {
 		adminError(w, err)
 		return
 	}
@@ -163,5 +164,5 @@ func writeJSON(w http.ResponseWriter, v any) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
-	_, _ = w.Write(append(body, '\n')) // the operator's connection may be gone
+	_, _ = w.Write(append(body, '\n')) //nolint:gosec // JSON, and says so; the operator's connection may be gone
 }

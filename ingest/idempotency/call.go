@@ -50,8 +50,7 @@ func (g *Guard) admit(w http.ResponseWriter, r *http.Request) (*call, *goal.Prob
 	c.key = key
 	tenant, err := g.cfg.Tenant(r)
 	if err != nil {
-		var p *goal.Problem
-		if errors.As(err, &p) {
+		if p, ok := errors.AsType[*goal.Problem](err); ok {
 			return c, p
 		}
 		return c, goal.NewProblem(goal.Unauthenticated, "")

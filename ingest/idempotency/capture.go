@@ -63,9 +63,7 @@ func (c *capture) inform(status int) {
 		return // the server's own business; a protected call is never upgraded
 	}
 	h := c.w.Header()
-	for k, lines := range c.header {
-		h[k] = lines
-	}
+	maps.Copy(h, c.header)
 	c.w.WriteHeader(status)
 	for k := range c.header {
 		delete(h, k)
@@ -115,7 +113,7 @@ func (c *capture) open() {
 }
 
 func (c *capture) forward(p []byte) {
-	_, _ = c.w.Write(p) // the caller may be gone; the handler goes on
+	_, _ = c.w.Write(p) //nolint:gosec // the backend's answer, as it is; the caller may be gone; the handler goes on
 }
 
 // answer is what was captured, once the handler has returned.

@@ -26,7 +26,7 @@ func TestClients(t *testing.T) {
 			if err != nil {
 				t.Skipf("needs %s: %v", test.program, err)
 			}
-			cmd := exec.CommandContext(t.Context(), program, test.args...) //nolint:gosec // fixed names
+			cmd := exec.CommandContext(t.Context(), program, test.args...)
 			cmd.Dir = filepath.Join(clients, test.dir)
 			cmd.Env = append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1",
 				"GOALKEEPER_KEY_VECTORS="+kvtest.Shared(t, "vectors/key-vectors.json"),

@@ -122,7 +122,7 @@ func killed(t *testing.T, mode Ambiguous) {
 	if mode == Hold {
 		decide(t, w, calls)
 	} else {
-		eventually(t, "the lease ends", func() bool { return w.post("k", "{}").StatusCode != 409 })
+		eventually(t, "the lease ends", func() bool { return w.post("k", "{}").StatusCode != http.StatusConflict })
 		if got := <-attempts; got != "2" {
 			t.Fatalf("the backend was told that it is attempt %q; want 2", got)
 		}

@@ -28,11 +28,11 @@ func Example() {
 
 	calls, err := kv.OpenCalls(context.Background(), natsURL)
 	if err != nil {
-		log.Fatal(err)
+		log.Panic(err)
 	}
 	guard, err := idempotency.New(idempotency.Config{Store: calls})
 	if err != nil {
-		log.Fatal(err)
+		log.Panic(err)
 	}
 	backend := httptest.NewServer(guard.Wrap(payments))
 
@@ -40,7 +40,7 @@ func Example() {
 	defer guard.Close()
 	defer backend.Close()
 	for range 2 {
-		r, _ := http.NewRequest(http.MethodPost, backend.URL, strings.NewReader(`{"amount":12}`)) //nolint:noctx,errcheck // an example
+		r, _ := http.NewRequest(http.MethodPost, backend.URL, strings.NewReader(`{"amount":12}`)) //nolint:noctx // an example
 		r.Header.Set("Idempotency-Key", "order-7")
 		res, err := http.DefaultClient.Do(r)
 		if err != nil {
@@ -62,14 +62,14 @@ func Example() {
 func ExampleGateway() {
 	natsURL, shutdown := exampleNATS()
 	defer shutdown()
-	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	upstream := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		fmt.Println("upstream:", r.Method, r.URL.Path, "attempt", r.Header.Get("Goalkeeper-Attempt"))
 	}))
 	defer upstream.Close()
 
 	calls, err := kv.OpenCalls(context.Background(), natsURL)
 	if err != nil {
-		log.Fatal(err)
+		log.Panic(err)
 	}
 	defer calls.Close()
 	gateway, err := idempotency.NewGateway(idempotency.GatewayConfig{
@@ -86,7 +86,7 @@ func ExampleGateway() {
 	front := httptest.NewServer(gateway)
 	defer front.Close()
 	for range 2 {
-		r, _ := http.NewRequest(http.MethodDelete, front.URL+"/pay/cards/1", http.NoBody) //nolint:noctx,errcheck // an example
+		r, _ := http.NewRequest(http.MethodDelete, front.URL+"/pay/cards/1", http.NoBody) //nolint:noctx // an example
 		r.Header.Set("Idempotency-Key", "remove-card-1")
 		res, err := http.DefaultClient.Do(r)
 		if err != nil {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -46,7 +47,7 @@ var exerciseKeys atomic.Int64
 
 // freshID is a key that no other subtest uses: they share a store.
 func freshID() string {
-	return goal.Digest("exercise", fmt.Sprint(exerciseKeys.Add(1)))
+	return goal.Digest("exercise", strconv.FormatInt(exerciseKeys.Add(1), 10))
 }
 
 // exercise is what every store must do: the contract of Store, and the
@@ -76,6 +77,7 @@ func exercise(t *testing.T, open func(*testing.T) operatorStore) {
 }
 
 func exerciseCreate(t *testing.T, s operatorStore) {
+	t.Helper()
 	ctx, id := t.Context(), freshID()
 	if _, rev, err := s.Get(ctx, id); !errors.Is(err, goal.ErrNotFound) || rev != 0 {
 		t.Fatalf("Get of nothing = rev %d, %v; want 0, ErrNotFound", rev, err)
@@ -91,6 +93,7 @@ func exerciseCreate(t *testing.T, s operatorStore) {
 }
 
 func exerciseUpdate(t *testing.T, s operatorStore) {
+	t.Helper()
 	ctx, id := t.Context(), freshID()
 	first, err := s.Create(ctx, id, []byte("one"), time.Minute)
 	if err != nil {
@@ -109,6 +112,7 @@ func exerciseUpdate(t *testing.T, s operatorStore) {
 }
 
 func exerciseExpiry(t *testing.T, s operatorStore) {
+	t.Helper()
 	ctx, id := t.Context(), freshID()
 	rev, err := s.Create(ctx, id, []byte("one"), time.Second)
 	if err != nil {
@@ -132,6 +136,7 @@ func exerciseExpiry(t *testing.T, s operatorStore) {
 }
 
 func exerciseRenew(t *testing.T, s operatorStore) {
+	t.Helper()
 	ctx, short, long := t.Context(), freshID(), freshID()
 	for _, id := range []string{short, long} {
 		if _, err := s.Create(ctx, id, []byte("x"), time.Second); err != nil {
@@ -155,6 +160,7 @@ func exerciseRenew(t *testing.T, s operatorStore) {
 }
 
 func exerciseData(t *testing.T, s operatorStore) {
+	t.Helper()
 	id := freshID()
 	data := bytes.Repeat([]byte{0, 1, '\n', 0xFF, 0xFE}, (600<<10)/5)
 	rev, err := s.Create(t.Context(), id, data, time.Minute)
@@ -165,6 +171,7 @@ func exerciseData(t *testing.T, s operatorStore) {
 }
 
 func exerciseClaims(t *testing.T, s operatorStore) {
+	t.Helper()
 	l, id := ledger{s}, freshID()
 	var (
 		group sync.WaitGroup
@@ -190,6 +197,7 @@ func exerciseClaims(t *testing.T, s operatorStore) {
 }
 
 func exerciseEach(t *testing.T, s operatorStore) {
+	t.Helper()
 	ctx, id := t.Context(), freshID()
 	c, _, err := ledger{s}.claim(ctx, id, Record{Owner: newOwner(), Fingerprint: "f"}, time.Minute)
 	if err != nil {
@@ -219,6 +227,7 @@ func exerciseEach(t *testing.T, s operatorStore) {
 }
 
 func exerciseLedger(t *testing.T, s operatorStore) {
+	t.Helper()
 	ctx, l, id := t.Context(), ledger{s}, freshID()
 	claim := func(fp string) (*claim, found) {
 		t.Helper()
@@ -267,6 +276,7 @@ func exerciseLedger(t *testing.T, s operatorStore) {
 }
 
 func exerciseStale(t *testing.T, s operatorStore) {
+	t.Helper()
 	ctx, l, id := t.Context(), ledger{s}, freshID()
 	want := Record{Fingerprint: "f", Owner: newOwner()}
 	a, _, err := l.claim(ctx, id, want, time.Second)
@@ -299,6 +309,7 @@ func exerciseStale(t *testing.T, s operatorStore) {
 }
 
 func exerciseLate(t *testing.T, s operatorStore) {
+	t.Helper()
 	ctx, l, id := t.Context(), ledger{s}, freshID()
 	a, _, err := l.claim(ctx, id, Record{Fingerprint: "f", Owner: newOwner()}, time.Second)
 	if err != nil {

@@ -126,11 +126,11 @@ func (m *memStore) Each(_ context.Context, fn func(key string, data []byte, rev 
 	return nil
 }
 
-// record returns the decoded record of the default tenant's key, or nil.
-func (m *memStore) record(key string) *Record {
+// record returns the decoded record of the default tenant's key "k", or nil.
+func (m *memStore) record() *Record {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	r, ok := m.look(recordID("default", key))
+	r, ok := m.look(recordID("default", "k"))
 	if !ok || r.trace {
 		return nil
 	}

@@ -138,6 +138,7 @@ func (g *Guard) take(ctx context.Context, c *call, r *http.Request) (*claim, fou
 	if err != nil {
 		// The claim may have been written all the same. Nothing ran, so it is
 		// taken back, above all where it would not expire.
+		//nolint:contextcheck // it outlives the request and ends with the guard
 		g.retry(now.Add(g.cfg.Lease), func() {}, func(ctx context.Context) error {
 			return g.ledger.abandon(ctx, c.id, want.Owner)
 		})

@@ -53,8 +53,7 @@ func newMetrics(reg prometheus.Registerer) (*metrics, error) {
 
 func register[C prometheus.Collector](reg prometheus.Registerer, c C, failed *error) C {
 	err := reg.Register(c)
-	var twin prometheus.AlreadyRegisteredError
-	if errors.As(err, &twin) {
+	if twin, ok := errors.AsType[prometheus.AlreadyRegisteredError](err); ok {
 		if existing, ok := twin.ExistingCollector.(C); ok {
 			return existing
 		}

@@ -22,7 +22,7 @@ func held(t *testing.T) (*world, *Operator) {
 		w.WriteHeader(http.StatusBadGateway)
 	}, func(c *Config) { c.OnAmbiguous = Hold })
 	w.post("k", "{}").want(t, 502)
-	w.state("k", Held)
+	w.state(Held)
 	return w, &Operator{Store: w.store}
 }
 

@@ -52,7 +52,7 @@ func TestProcessesShareTheStore(t *testing.T) {
 		for i := range 66 {
 			group.Go(func() {
 				r, err := fronts[i%len(fronts)].send(t.Context(), http.MethodPost, "/pay", key, "{}", "Prefer", "wait=10")
-				if err != nil || r.StatusCode != 200 || r.body != big {
+				if err != nil || r.StatusCode != http.StatusOK || r.body != big {
 					t.Errorf("status %v with %d bytes, %v", r.Response, len(r.body), err)
 				}
 			})
@@ -109,7 +109,7 @@ func TestHugeHeader(t *testing.T) {
 	w := newWorld(t, middleware, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("X-Huge", strings.Repeat("x", maxMeta+1))
 	}, nil)
-	w.client.Transport.(*http.Transport).MaxResponseHeaderBytes = 1 << 20 //nolint:errcheck,forcetypeassert // it is
+	w.client.Transport.(*http.Transport).MaxResponseHeaderBytes = 1 << 20 //nolint:forcetypeassert // it is
 	w.post("k", "{}").want(t, 200, HeaderIdempotency, "")
 	w.post("k", "{}").want(t, 410)
 	w.ran(1)

@@ -128,7 +128,9 @@ func (m *machine) complete(t *rapid.T) {
 	}
 }
 
-func (m *machine) release(t *rapid.T) { m.end(t, func(h *holder) error { return m.l.release(t.Context(), h.c, "") }) }
+func (m *machine) release(t *rapid.T) {
+	m.end(t, func(h *holder) error { return m.l.release(t.Context(), h.c, "") })
+}
 
 func (m *machine) hold(t *rapid.T) {
 	m.end(t, func(h *holder) error { return m.l.hold(t.Context(), h.c, "", propertyLease) })

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -115,7 +116,7 @@ func TestTransportDoesNotRepeat(t *testing.T) {
 				if u.execs.Load() != 1 || u.conns.Load() != 1 {
 					t.Fatalf("%d executions on %d connections; want 1 on 1", u.execs.Load(), u.conns.Load())
 				}
-				w.state("k", Held)
+				w.state(Held)
 				w.call(http.MethodPost, "/die", "k", body, pairs...).want(t, 409)
 			})
 		}
@@ -163,9 +164,9 @@ func TestUpstreamUnreachable(t *testing.T) {
 	_ = l.Close()
 	w := gatewayWorld(t, "http://"+addr, nil)
 	for attempt := range 2 {
-		w.post("k", "{}").want(t, 502, HeaderAttempt, fmt.Sprint(attempt+1), "Retry-After", "").
+		w.post("k", "{}").want(t, 502, HeaderAttempt, strconv.Itoa(attempt+1), "Retry-After", "").
 			problem(t, "dependency-unavailable")
-		w.state("k", Released)
+		w.state(Released)
 	}
 	w.call(http.MethodGet, "/", "", "").want(t, 502).problem(t, "dependency-unavailable")
 }
@@ -190,11 +191,11 @@ func TestAmbiguousFailures(t *testing.T) {
 			_, _ = io.WriteString(w, "HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n")
 			return false
 		}},
-		{"no answer in time", 504, func(r *http.Request, _ io.Writer) bool {
+		{"no answer in time", 504, func(_ *http.Request, _ io.Writer) bool {
 			<-time.After(400 * time.Millisecond)
 			return false
 		}},
-		{"half an answer in time", 504, func(r *http.Request, w io.Writer) bool {
+		{"half an answer in time", 504, func(_ *http.Request, w io.Writer) bool {
 			_, _ = io.WriteString(w, "HTTP/1.1 201 Created\r\nContent-Length: 10\r\n\r\nhalf")
 			<-time.After(400 * time.Millisecond)
 			return false
@@ -211,8 +212,8 @@ func TestAmbiguousFailures(t *testing.T) {
 				if strings.Contains(r.body, "half") || strings.Contains(r.body, "127.0.0.1") {
 					t.Errorf("the problem shows too much: %s", r.body)
 				}
-				w.state("k", Held)
-				if rec := w.store.record("k"); rec.Reason == "" {
+				w.state(Held)
+				if rec := w.store.record(); rec.Reason == "" {
 					t.Error("no reason for the operator")
 				}
 				w.store.mu.Lock()
@@ -234,7 +235,7 @@ func TestWhatTheUpstreamSees(t *testing.T) {
 	t.Parallel()
 	var seen *http.Request
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		seen = r.Clone(context.Background())
+		seen = r.Clone(context.WithoutCancel(r.Context()))
 		w.Header().Set(HeaderLookup, "HIT from squid:3128")
 		w.Header().Set(HeaderReplayed, "true")
 		w.Header().Set("Connection", "X-Private")
@@ -265,7 +266,7 @@ func TestRoutes(t *testing.T) {
 	t.Parallel()
 	backend := func(name string) string {
 		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			_, _ = io.WriteString(w, name+" "+r.URL.Path+" "+r.Host)
+			_, _ = io.WriteString(w, name+" "+r.URL.Path+" "+r.Host) //nolint:gosec // a test
 		}))
 		t.Cleanup(s.Close)
 		return s.URL

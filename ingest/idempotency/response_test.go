@@ -43,7 +43,7 @@ func TestAnswersAreReplayed(t *testing.T) {
 		{"chunked", func(w http.ResponseWriter, _ *http.Request) {
 			for range 5 {
 				_, _ = io.WriteString(w, "chunk ")
-				w.(http.Flusher).Flush() //nolint:errcheck,forcetypeassert // every server's writer flushes
+				w.(http.Flusher).Flush() //nolint:forcetypeassert // every server's writer flushes
 			}
 		}},
 		{"as large as the cap", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, allBytes(defaultBody)) }},
@@ -68,7 +68,7 @@ func TestAnswersAreReplayed(t *testing.T) {
 			t.Parallel()
 			bothForms(t, func(t *testing.T, f form) {
 				w := newWorld(t, f, test.handler, nil)
-				w.client.Transport.(*http.Transport).DisableCompression = true //nolint:errcheck,forcetypeassert // it is
+				w.client.Transport.(*http.Transport).DisableCompression = true //nolint:forcetypeassert // it is
 				first := w.post("k", "{}", "Accept-Encoding", "gzip")
 				first.want(t, first.StatusCode, HeaderLookup, "MISS")
 				again := w.post("k", "{}").want(t, first.StatusCode, HeaderLookup, "HIT")
@@ -126,8 +126,7 @@ func TestWhatIsNeverReplayed(t *testing.T) {
 func TestOversizedAnswer(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
-		var w *world
-		w = newWorld(t, f, func(rw http.ResponseWriter, _ *http.Request) {
+		w := newWorld(t, f, func(rw http.ResponseWriter, _ *http.Request) {
 			rw.WriteHeader(http.StatusCreated)
 			for range 20 {
 				_, _ = io.WriteString(rw, allBytes(100))
@@ -169,7 +168,7 @@ func TestEventStream(t *testing.T) {
 			w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 			for i := range more {
 				fmt.Fprintf(w, "data: %d\n\n", i)
-				w.(http.Flusher).Flush() //nolint:errcheck,forcetypeassert // capture flushes
+				w.(http.Flusher).Flush() //nolint:forcetypeassert // capture flushes
 				select {
 				case <-next:
 				case <-r.Context().Done():
@@ -197,7 +196,7 @@ func TestEventStream(t *testing.T) {
 			next <- struct{}{}
 			during.want(t, 409) // another process, which knows the record alone, says 410
 		}
-		if _, err := lines.ReadString('\n'); err != io.EOF { //nolint:errorlint // bufio returns it as it is
+		if _, err := lines.ReadString('\n'); err != io.EOF {
 			t.Fatalf("end of the stream: %v", err)
 		}
 		w.call(http.MethodPost, "/pay", "k", "").want(t, 200, HeaderLookup, "HIT", "Content-Type", "text/event-stream; charset=utf-8")
@@ -245,7 +244,7 @@ func TestHTTP2(t *testing.T) {
 	t.Cleanup(backend.Close)
 	w := &world{t: t, store: newMemStore()}
 	g, err := NewGateway(GatewayConfig{Guard: Config{Store: w.store, Log: quiet()}, Routes: []Route{
-		{Path: "/", Upstream: backend.URL, TLS: backend.Client().Transport.(*http.Transport).TLSClientConfig}, //nolint:errcheck,forcetypeassert // it is
+		{Path: "/", Upstream: backend.URL, TLS: backend.Client().Transport.(*http.Transport).TLSClientConfig}, //nolint:forcetypeassert // it is
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -314,7 +313,7 @@ func TestShortBody(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, _ = io.WriteString(c, "POST /pay HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: 100\r\n\r\n{}")
-		if err := c.(*net.TCPConn).CloseWrite(); err != nil { //nolint:errcheck,forcetypeassert // it is TCP
+		if err := c.(*net.TCPConn).CloseWrite(); err != nil { //nolint:forcetypeassert // it is TCP
 			t.Fatal(err)
 		}
 		answer, _ := io.ReadAll(c)
@@ -323,7 +322,7 @@ func TestShortBody(t *testing.T) {
 			t.Errorf("answer %q; want 400", answer)
 		}
 		w.ran(0)
-		w.state("k", "")
+		w.state("")
 	})
 }
 
@@ -405,7 +404,7 @@ func TestRefusedBodies(t *testing.T) {
 				t.Errorf("the problem speaks Go: %s", r.body)
 			}
 			w.ran(0)
-			w.state("k", "")
+			w.state("")
 		})
 	}
 }

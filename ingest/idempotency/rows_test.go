@@ -20,7 +20,7 @@ func echo(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/plain")
 	w.Header().Set("Location", "/payments/1")
 	w.WriteHeader(http.StatusCreated)
-	fmt.Fprintf(w, "attempt %s of %s", r.Header.Get(HeaderAttempt), body)
+	fmt.Fprintf(w, "attempt %s of %s", r.Header.Get(HeaderAttempt), body) //nolint:gosec // a test
 }
 
 func status(code int, pairs ...string) http.HandlerFunc {
@@ -56,7 +56,7 @@ func TestFirstCallAndReplay(t *testing.T) {
 		if first.body != `attempt 1 of {"a":1}` {
 			t.Fatalf("body %q", first.body)
 		}
-		w.state("k", Completed)
+		w.state(Completed)
 		for _, key := range []string{"k", `"k"`, `"k";v=1`} { // spellings of one key
 			again := w.post(key, ` {"a": 1.0} `).want(t, 201, HeaderLookup, "HIT", HeaderReplayed, "true",
 				HeaderKey, `"k"`, "Location", "/payments/1", "Content-Type", "text/plain")
@@ -82,7 +82,7 @@ func TestBypass(t *testing.T) {
 		if got := w.call(http.MethodGet, "/pay", "", "", HeaderAttempt, "9").body; got != `GET ""` {
 			t.Fatalf("the backend saw %s; a caller's attempt must not pass", got)
 		}
-		w.state("k", "")
+		w.state("")
 	})
 }
 
@@ -98,7 +98,7 @@ func TestInProgress(t *testing.T) {
 		var group sync.WaitGroup
 		group.Go(func() { w.post("k", "{}").want(t, 201) })
 		<-started
-		w.state("k", InProgress)
+		w.state(InProgress)
 		r := w.post("k", "{}").want(t, 409, "Cache-Control", "no-store").problem(t, "request-in-progress")
 		if n, err := strconv.Atoi(r.Header.Get("Retry-After")); err != nil || n < 1 || n > 30 {
 			t.Errorf("Retry-After %q; want 1 to 30", r.Header.Get("Retry-After"))
@@ -163,7 +163,7 @@ func TestReusedKey(t *testing.T) {
 			"another media type":          w.call(http.MethodPost, "/pay", "k", `{"n":9007199254740993}`, "Content-Type", "text/plain"),
 			"no body":                     w.post("k", ""),
 		} {
-			if r.StatusCode != 422 || !strings.Contains(r.body, "idempotency-key-reused") || r.Header.Get("X-Should-Retry") != "false" {
+			if r.StatusCode != http.StatusUnprocessableEntity || !strings.Contains(r.body, "idempotency-key-reused") || r.Header.Get("X-Should-Retry") != "false" {
 				t.Errorf("%s: status %d %s; want 422", name, r.StatusCode, r.body)
 			}
 		}
@@ -179,12 +179,27 @@ func TestStatuses(t *testing.T) {
 		header []string
 		state  State
 	}{
-		{200, nil, Completed}, {202, []string{"Retry-After", "3"}, Completed}, {204, nil, Completed},
-		{303, []string{"Location", "/x"}, Completed}, {304, nil, Completed},
-		{400, nil, Completed}, {404, nil, Completed}, {409, nil, Completed}, {422, nil, Completed}, {451, nil, Completed},
-		{401, nil, Released}, {407, nil, Released}, {408, nil, Released}, {421, nil, Released}, {425, nil, Released},
-		{429, nil, Released}, {409, []string{"Retry-After", "1"}, Released},
-		{500, nil, Released}, {501, nil, Released}, {503, []string{"Retry-After", "1"}, Released}, {599, nil, Released},
+		{200, nil, Completed},
+		{202, []string{"Retry-After", "3"}, Completed},
+		{204, nil, Completed},
+		{303, []string{"Location", "/x"}, Completed},
+		{304, nil, Completed},
+		{400, nil, Completed},
+		{404, nil, Completed},
+		{409, nil, Completed},
+		{422, nil, Completed},
+		{451, nil, Completed},
+		{401, nil, Released},
+		{407, nil, Released},
+		{408, nil, Released},
+		{421, nil, Released},
+		{425, nil, Released},
+		{429, nil, Released},
+		{409, []string{"Retry-After", "1"}, Released},
+		{500, nil, Released},
+		{501, nil, Released},
+		{503, []string{"Retry-After", "1"}, Released},
+		{599, nil, Released},
 	} {
 		t.Run(fmt.Sprintf("%d %v", test.code, test.header), func(t *testing.T) {
 			t.Parallel()
@@ -192,7 +207,7 @@ func TestStatuses(t *testing.T) {
 				w := newWorld(t, f, status(test.code, test.header...), nil)
 				w.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 				w.post("k", "{}").want(t, test.code, HeaderLookup, "MISS", HeaderAttempt, "1")
-				w.state("k", test.state)
+				w.state(test.state)
 				again := w.post("k", "{}").want(t, test.code, test.header...)
 				if test.state == Completed {
 					again.want(t, test.code, HeaderLookup, "HIT", HeaderReplayed, "true", HeaderAttempt, "1")
@@ -261,14 +276,14 @@ func TestClaimOfUnknownFate(t *testing.T) {
 	bothForms(t, func(t *testing.T, f form) {
 		w := newWorld(t, f, echo, func(c *Config) { c.OnAmbiguous = Hold })
 		var once sync.Once
-		w.store.after = func(op, _ string) (err error) {
+		w.store.after = func(string, string) (err error) {
 			once.Do(func() { err = goal.ErrUnavailable })
 			return err
 		}
 		w.post("k", "{}").want(t, 503)
 		w.ran(0)
 		eventually(t, "the claim is taken back", func() bool {
-			rec := w.store.record("k")
+			rec := w.store.record()
 			return rec != nil && rec.State == Released
 		})
 		w.post("k", "{}").want(t, 201)
@@ -306,7 +321,7 @@ func TestStoreDownAfter(t *testing.T) {
 		down = false
 		mu.Unlock()
 		eventually(t, "the answer is recorded after all", func() bool {
-			rec := w.store.record("k")
+			rec := w.store.record()
 			return rec != nil && rec.State == Completed
 		})
 		eventually(t, "the flight ends", func() bool { return w.guard.flights.find(recordID("default", "k")) == nil })
@@ -333,7 +348,7 @@ func TestLostAcknowledgements(t *testing.T) {
 	if r.Header.Get(HeaderIdempotency) != "" {
 		eventually(t, "the answer is recorded", func() bool { return w.guard.flights.find(recordID("default", "k")) == nil })
 	}
-	w.state("k", Completed)
+	w.state(Completed)
 	w.ran(1)
 }
 

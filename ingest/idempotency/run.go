@@ -60,9 +60,10 @@ func (g *Guard) run(w http.ResponseWriter, r *http.Request, next http.Handler, c
 	}
 	keepCtx, quit := context.WithCancel(x.ctx)
 	x.quit = quit
-	go x.keep(keepCtx)
+	go x.keep(keepCtx) //nolint:contextcheck // made from the request's, without its end
 	g.metrics.running.WithLabelValues(g.cfg.Name).Inc()
 	defer g.metrics.running.WithLabelValues(g.cfg.Name).Dec()
+	//nolint:contextcheck // outcomes are stored also when the request's context has ended
 	defer x.settle() // deferred, since a handler may end its goroutine
 	x.serve(next, x.request(r))
 }

@@ -43,10 +43,10 @@ func (b *bubble) twin() *bubble {
 	return &bubble{b.t, b.store, g, b.backend, g.Wrap(b.backend)}
 }
 
-func (b *bubble) post(ctx context.Context, key, body string, pairs ...string) *httptest.ResponseRecorder {
-	r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/pay", strings.NewReader(body))
+func (b *bubble) post(ctx context.Context, pairs ...string) *httptest.ResponseRecorder {
+	r := httptest.NewRequestWithContext(ctx, http.MethodPost, "/pay", strings.NewReader("{}"))
 	r.Header.Set("Content-Type", "application/json")
-	r.Header.Set(HeaderKey, key)
+	r.Header.Set(HeaderKey, "k")
 	for i := 0; i+1 < len(pairs); i += 2 {
 		r.Header.Add(pairs[i], pairs[i+1])
 	}
@@ -71,17 +71,17 @@ func TestLeaseIsRenewedWhileTheHandlerRuns(t *testing.T) {
 			time.Sleep(200 * time.Second)
 		}, Config{})
 		defer b.guard.Close()
-		go b.post(t.Context(), "k", "{}")
+		go b.post(t.Context())
 		synctest.Wait()
 		twin := b.twin()
 		defer twin.guard.Close()
 		for range 19 {
 			time.Sleep(10 * time.Second)
-			b.want(twin.post(t.Context(), "k", "{}"), 409)
+			b.want(twin.post(t.Context()), 409)
 		}
 		time.Sleep(15 * time.Second)
 		synctest.Wait()
-		b.want(b.post(t.Context(), "k", "{}"), 200, HeaderLookup, "HIT")
+		b.want(b.post(t.Context()), 200, HeaderLookup, "HIT")
 		if runs.Load() != 1 {
 			t.Fatalf("%d runs; want 1", runs.Load())
 		}
@@ -137,7 +137,7 @@ func fencing(t *testing.T, code int) {
 		return nil
 	}
 	first := make(chan *httptest.ResponseRecorder)
-	go func() { first <- b.post(t.Context(), "k", "{}") }()
+	go func() { first <- b.post(t.Context()) }()
 	time.Sleep(31 * time.Second)
 	if age := lost.Sub(began); age < 20*time.Second || age > 30*time.Second {
 		t.Fatalf("the handler's context ended after %s; want within the lease", age)
@@ -145,14 +145,14 @@ func fencing(t *testing.T, code int) {
 	down.Store(false)
 	twin := b.twin()
 	defer twin.guard.Close()
-	b.want(twin.post(t.Context(), "k", "{}"), 200, HeaderLookup, "MISS", HeaderAttempt, "2")
+	b.want(twin.post(t.Context()), 200, HeaderLookup, "MISS", HeaderAttempt, "2")
 	w := <-first
 	b.want(w, code)
 	if code == 200 && w.Header().Get(HeaderIdempotency) != "unrecorded" {
 		t.Error("the first answer does not say that it was not recorded")
 	}
-	b.want(twin.post(t.Context(), "k", "{}"), 200, HeaderLookup, "HIT")
-	if got := twin.post(t.Context(), "k", "{}").Body.String(); got != "second" || runs.Load() != 2 {
+	b.want(twin.post(t.Context()), 200, HeaderLookup, "HIT")
+	if got := twin.post(t.Context()).Body.String(); got != "second" || runs.Load() != 2 {
 		t.Fatalf("replay %q after %d runs; want the second holder's answer", got, runs.Load())
 	}
 }
@@ -175,8 +175,8 @@ func TestLateCompletion(t *testing.T) {
 			}
 			return nil
 		}
-		b.want(b.post(t.Context(), "k", "{}"), 201, HeaderIdempotency, "")
-		b.want(b.post(t.Context(), "k", "{}"), 201, HeaderLookup, "HIT")
+		b.want(b.post(t.Context()), 201, HeaderIdempotency, "")
+		b.want(b.post(t.Context()), 201, HeaderLookup, "HIT")
 	})
 }
 
@@ -190,15 +190,15 @@ func TestRecordsEnd(t *testing.T) {
 			}
 		}, Config{ResultTTL: 48 * time.Hour})
 		defer b.guard.Close()
-		b.want(b.post(t.Context(), "k", "{}"), 502, "Retry-After", "30")
+		b.want(b.post(t.Context()), 502, "Retry-After", "30")
 		time.Sleep(29 * time.Second)
-		b.want(b.post(t.Context(), "k", "{}"), 409)
+		b.want(b.post(t.Context()), 409)
 		time.Sleep(time.Second)
-		b.want(b.post(t.Context(), "k", "{}"), 200, HeaderAttempt, "2") // the trace tells of the first
+		b.want(b.post(t.Context()), 200, HeaderAttempt, "2") // the trace tells of the first
 		time.Sleep(48*time.Hour - time.Second)
-		b.want(b.post(t.Context(), "k", "{}"), 200, HeaderLookup, "HIT")
+		b.want(b.post(t.Context()), 200, HeaderLookup, "HIT")
 		time.Sleep(memTrace + time.Second)
-		b.want(b.post(t.Context(), "k", "{}"), 502, HeaderAttempt, "1") // a new call
+		b.want(b.post(t.Context()), 502, HeaderAttempt, "1") // a new call
 	})
 }
 
@@ -213,8 +213,8 @@ func TestMaxRun(t *testing.T) {
 			w.WriteHeader(http.StatusInternalServerError)
 		}, Config{MaxRun: time.Minute})
 		defer b.guard.Close()
-		b.want(b.post(t.Context(), "k", "{}"), 500, "Retry-After", "30")
-		if rec := b.store.record("k"); rec == nil || rec.State != Held {
+		b.want(b.post(t.Context()), 500, "Retry-After", "30")
+		if rec := b.store.record(); rec == nil || rec.State != Held {
 			t.Fatalf("record %+v; want it held", rec)
 		}
 	})
@@ -231,22 +231,22 @@ func TestPreferWait(t *testing.T) {
 		}, Config{MaxWaiters: 2})
 		defer b.guard.Close()
 		var group sync.WaitGroup
-		group.Go(func() { b.want(b.post(t.Context(), "k", "{}"), 200) })
+		group.Go(func() { b.want(b.post(t.Context()), 200) })
 		synctest.Wait()
 		began := time.Now()
-		b.want(b.post(t.Context(), "k", "{}", "Prefer", "wait=2"), 409, "Preference-Applied", "wait=2")
+		b.want(b.post(t.Context(), "Prefer", "wait=2"), 409, "Preference-Applied", "wait=2")
 		if took := time.Since(began); took != 2*time.Second {
 			t.Errorf("waited %s; want 2s", took)
 		}
 		for range 2 {
 			group.Go(func() {
-				b.want(b.post(t.Context(), "k", "{}", "Prefer", "respond-async, wait=600"), 200,
+				b.want(b.post(t.Context(), "Prefer", "respond-async, wait=600"), 200,
 					HeaderLookup, "HIT", "Preference-Applied", "wait=10")
 			})
 		}
 		synctest.Wait()
 		began = time.Now()
-		b.want(b.post(t.Context(), "k", "{}", "Prefer", "wait=9"), 409) // too many wait
+		b.want(b.post(t.Context(), "Prefer", "wait=9"), 409) // too many wait
 		if took := time.Since(began); took != 0 {
 			t.Errorf("the third waiter waited %s; want not at all", took)
 		}
@@ -273,7 +273,7 @@ func TestPreferWaitElsewhere(t *testing.T) {
 		}
 		var group sync.WaitGroup
 		for range 20 {
-			group.Go(func() { b.want(b.post(t.Context(), "k", "{}", "Prefer", "wait=10"), 200) })
+			group.Go(func() { b.want(b.post(t.Context(), "Prefer", "wait=10"), 200) })
 		}
 		time.Sleep(3 * time.Second)
 		if runs.Load() != 0 {
@@ -313,7 +313,7 @@ func TestClientGoesAway(t *testing.T) {
 		}
 		close(gone)
 		eventually(t, "the answer is stored", func() bool {
-			rec := w.store.record("k")
+			rec := w.store.record()
 			return rec != nil && rec.State == Completed
 		})
 		eventually(t, "the flight ends", func() bool { return w.guard.flights.find(recordID("default", "k")) == nil })
@@ -342,9 +342,9 @@ func TestTwoHundredAtOnce(t *testing.T) {
 					switch {
 					case err != nil:
 						t.Error(err)
-					case r.StatusCode == 409:
+					case r.StatusCode == http.StatusConflict:
 						conflict.Add(1)
-					case r.StatusCode != 201 || r.body != "attempt 1 of {}":
+					case r.StatusCode != http.StatusCreated || r.body != "attempt 1 of {}":
 						t.Errorf("status %d %q", r.StatusCode, r.body)
 					}
 				})
@@ -382,19 +382,19 @@ func TestPanics(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, middleware, test.handler, nil)
 			r, err := w.send(t.Context(), http.MethodPost, "/pay", "k", "{}")
-			if test.status == 0 {
-				if err == nil {
-					t.Fatalf("status %d; want a closed connection", r.StatusCode)
-				}
-			} else if err == nil { // a goroutine that ends may take the connection with it
+			switch {
+			case test.status == 0 && err == nil:
+				t.Fatalf("status %d; want a closed connection", r.StatusCode)
+			case test.status == 0:
+			case err == nil:
 				r.want(t, test.status)
 				if strings.Contains(r.body, "half") {
 					t.Errorf("half an answer was sent: %q", r.body)
 				}
-			} else if test.name != "goroutine ended" {
+			case test.name != "goroutine ended": // that may take the connection with it
 				t.Fatal(err)
 			}
-			w.state("k", test.state)
+			w.state(test.state)
 		})
 	}
 }

@@ -164,11 +164,11 @@ func (w *world) ran(n int64) {
 	}
 }
 
-// state checks the record of a key; "" means that there is none.
-func (w *world) state(key string, want State) {
+// state checks the record of the key "k"; "" means that there is none.
+func (w *world) state(want State) {
 	w.t.Helper()
 	var got State
-	if rec := w.store.record(key); rec != nil {
+	if rec := w.store.record(); rec != nil {
 		got = rec.State
 	}
 	if got != want {
