@@ -229,8 +229,10 @@ func TestQuotedKeysAreTheSameKey(t *testing.T) {
 			t.Errorf("ParseKey(quoteKey(%q)) = %q, %v", key, got, problem)
 		}
 	}
-	if _, problem := goal.ParseKey([]string{quoteKey("")}); problem == nil {
-		t.Error("an empty key is taken")
+	for _, key := range []string{"", "ä", "new\nline", strings.Repeat("k", goal.MaxKey+1)} {
+		if _, problem := goal.ParseKey([]string{quoteKey(key)}); problem == nil {
+			t.Errorf("the key %q is taken", key)
+		}
 	}
 }
 

@@ -231,7 +231,9 @@ func TestWaitLivesThroughRestarts(t *testing.T) {
 			return &http.Response{StatusCode: code, Header: h, Body: io.NopCloser(strings.NewReader(body))}, nil
 		}
 	}
-	away := func() (*http.Response, error) { return nil, &net.OpError{Op: "dial", Err: errors.New("connection refused")} }
+	away := func() (*http.Response, error) {
+		return nil, &net.OpError{Op: "dial", Err: errors.New("connection refused")}
+	}
 	lost := func() (*http.Response, error) { return nil, io.ErrUnexpectedEOF }
 	busy := status(http.StatusServiceUnavailable, "", "")
 	running := status(http.StatusOK, `"1"`, `{"id":"tsk_1","status":"running"}`)

@@ -95,6 +95,9 @@ func submittedOut(t *terminal, s submitted) error {
 // submitGoal submits once, or again after a lost answer: the key makes that safe.
 func submitGoal(ctx context.Context, api *client, key string, body []byte) (submitted, error) {
 	s := submitted{Key: key}
+	if _, problem := goal.ParseKey([]string{quoteKey(key)}); problem != nil {
+		return s, problem
+	}
 	r, err := api.do(ctx, request{
 		method: http.MethodPost, path: "/v1/tasks", body: body, repeat: true,
 		header: map[string]string{"Idempotency-Key": quoteKey(key)},
@@ -106,14 +109,14 @@ func submitGoal(ctx context.Context, api *client, key string, body []byte) (subm
 	return s, r.decode(&s.Task)
 }
 
-// quoteKey writes a key that cannot stand bare as an RFC 9651 string; what no
-// string can hold is left for the server to refuse.
+// quoteKey writes a key that cannot stand bare as an RFC 9651 string. What no
+// string can hold stays as it is, which ParseKey refuses.
 func quoteKey(key string) string {
 	out := make([]byte, 0, len(key)+2)
 	bare := key != ""
 	for _, c := range []byte(key) {
 		if c < 0x20 || c > 0x7E {
-			return url.QueryEscape(key)
+			return key
 		}
 		if c == '"' || c == '\\' {
 			out = append(out, '\\')
