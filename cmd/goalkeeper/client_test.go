@@ -210,47 +210,52 @@ func TestPathBelowAPrefix(t *testing.T) {
 	}
 }
 
-// roundTrips answers the n-th request by the n-th function.
+// trip is how one request ends.
+type trip struct {
+	status     int
+	etag, body string
+	err        error
+}
+
+// roundTrips ends the n-th request as the n-th trip says, and further ones as
+// the last.
 type roundTrips struct {
 	n     int
-	steps []func() (*http.Response, error)
+	trips []trip
 }
 
 func (r *roundTrips) RoundTrip(*http.Request) (*http.Response, error) {
 	r.n++
-	return r.steps[min(r.n, len(r.steps))-1]()
+	t := r.trips[min(r.n, len(r.trips))-1]
+	if t.err != nil {
+		return nil, t.err
+	}
+	h := http.Header{"Etag": {t.etag}, "Content-Type": {"application/json"}}
+	return &http.Response{StatusCode: t.status, Header: h, Body: io.NopCloser(strings.NewReader(t.body))}, nil
 }
 
 // TestWaitLivesThroughRestarts: once a task was seen, neither a server that is
 // away nor one that is busy for long ends the wait.
 func TestWaitLivesThroughRestarts(t *testing.T) {
 	t.Parallel()
-	status := func(code int, etag, body string) func() (*http.Response, error) {
-		return func() (*http.Response, error) {
-			h := http.Header{"Etag": {etag}, "Content-Type": {"application/json"}}
-			return &http.Response{StatusCode: code, Header: h, Body: io.NopCloser(strings.NewReader(body))}, nil
-		}
-	}
-	away := func() (*http.Response, error) {
-		return nil, &net.OpError{Op: "dial", Err: errors.New("connection refused")}
-	}
-	lost := func() (*http.Response, error) { return nil, io.ErrUnexpectedEOF }
-	busy := status(http.StatusServiceUnavailable, "", "")
-	running := status(http.StatusOK, `"1"`, `{"id":"tsk_1","status":"running"}`)
-	ended := status(http.StatusOK, `"2"`, `{"id":"tsk_1","status":"failed","reason":"TOOL_FAILED"}`)
+	away := trip{err: &net.OpError{Op: "dial", Err: errors.New("connection refused")}}
+	lost := trip{err: io.ErrUnexpectedEOF}
+	busy := trip{status: http.StatusServiceUnavailable}
+	running := trip{status: http.StatusOK, etag: `"1"`, body: `{"id":"tsk_1","status":"running"}`}
+	ended := trip{status: http.StatusOK, etag: `"2"`, body: `{"id":"tsk_1","status":"failed","reason":"TOOL_FAILED"}`}
 	for name, row := range map[string]struct {
-		steps []func() (*http.Response, error)
+		trips []trip
 		want  goal.Reason
 	}{
-		"restart":          {[]func() (*http.Response, error){running, lost, away, away, away, running, ended}, goal.ToolFailed},
-		"busy for long":    {append([]func() (*http.Response, error){running}, append(slices.Repeat([]func() (*http.Response, error){busy}, 12), ended)...), goal.ToolFailed},
-		"never there":      {[]func() (*http.Response, error){away}, ""},
-		"gone in the wait": {[]func() (*http.Response, error){running, status(http.StatusNotFound, "", "")}, ""},
+		"restart":          {[]trip{running, lost, away, away, away, running, ended}, goal.ToolFailed},
+		"busy for long":    {slices.Concat([]trip{running}, slices.Repeat([]trip{busy}, 12), []trip{ended}), goal.ToolFailed},
+		"never there":      {[]trip{away}, ""},
+		"gone in the wait": {[]trip{running, {status: http.StatusNotFound}}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				c := &client{base: &url.URL{Scheme: "http", Host: "example.com"}, notef: t.Logf, http: &http.Client{Transport: &roundTrips{steps: row.steps}}}
+				c := &client{base: &url.URL{Scheme: "http", Host: "example.com"}, notef: t.Logf, http: &http.Client{Transport: &roundTrips{trips: row.trips}}}
 				task, err := awaitEnd(t.Context(), c, newTerminal(streams{err: io.Discard}, nil), "tsk_1")
 				if (err == nil) != (row.want != "") || task.Reason != row.want {
 					t.Errorf("got reason %q and error %v, want %q", task.Reason, err, row.want)
