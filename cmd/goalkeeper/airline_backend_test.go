@@ -5,12 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 )
@@ -420,9 +420,7 @@ func (t *transaction) searchDirect() []any {
 				hit[k] = v
 			}
 		}
-		for k, v := range day {
-			hit[k] = v
-		}
+		maps.Copy(hit, day)
 		out = append(out, hit)
 	}
 	return out
@@ -494,6 +492,3 @@ func integer(v any) int64 {
 	}
 	return i
 }
-
-// jitter is a pause for airline.pause.
-func jitter(d time.Duration) func() { return func() { time.Sleep(d) } }

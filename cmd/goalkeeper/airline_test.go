@@ -43,27 +43,27 @@ type realData struct {
 	goals []realGoal
 }
 
-func loadReal(t testing.TB, domain string) realData {
-	t.Helper()
-	raw, err := os.ReadFile(kvtest.Shared(t, "data/"+domain+"/db.json"))
+func loadReal(tb testing.TB, domain string) realData {
+	tb.Helper()
+	raw, err := os.ReadFile(kvtest.Shared(tb, "data/"+domain+"/db.json"))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	var d realData
 	dec := json.NewDecoder(bytes.NewReader(raw))
 	dec.UseNumber()
 	if err := dec.Decode(&d.db); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	f, err := os.Open(kvtest.Shared(t, "data/"+domain+"/goals.jsonl"))
+	f, err := os.Open(kvtest.Shared(tb, "data/"+domain+"/goals.jsonl"))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	defer f.Close()
 	for lines := bufio.NewScanner(f); lines.Scan(); {
 		var g realGoal
 		if err := json.Unmarshal(lines.Bytes(), &g); err != nil {
-			t.Fatal(err)
+			tb.Fatal(err)
 		}
 		d.goals = append(d.goals, g)
 	}
@@ -214,13 +214,13 @@ func (s *site) check(worlds []world, ids []string) []string {
 
 // newAirline starts a site with the worlds' environments and the airline's
 // backend. Of every two worlds with one goal the second one asks a model.
-func newAirline(t testing.TB, d realData, worlds []world, inProcess, dedupe bool, pause func()) (*site, *airline) {
-	t.Helper()
+func newAirline(tb testing.TB, d realData, worlds []world, inProcess, dedupe bool, pause func()) (*site, *airline) {
+	tb.Helper()
 	backend := &airline{flights: d.db["flights"], dedupe: dedupe, pause: pause}
 	srv := httptest.NewServer(backend)
-	t.Cleanup(srv.Close)
-	chat := newChatModel(t, worlds)
-	s := newSite(t, inProcess, func(c *config) {
+	tb.Cleanup(srv.Close)
+	chat := newChatModel(tb, worlds)
+	s := newSite(tb, inProcess, func(c *config) {
 		c.Worker.AckWait = duration(2 * time.Second)
 		for i, w := range worlds {
 			url := ""
@@ -281,7 +281,7 @@ func TestAirlineKilled(t *testing.T) {
 	const kills, rounds = 30, 5
 	d := loadReal(t, "airline")
 	worlds := d.worlds(rounds)
-	s, backend := newAirline(t, d, worlds, false, true, func() { time.Sleep(rand.N(60 * time.Millisecond)) })
+	s, backend := newAirline(t, d, worlds, false, true, func() { time.Sleep(random(60 * time.Millisecond)) })
 	s.load(d, worlds)
 	config := s.workerConfig()
 	workers := []*child{s.startWorker(config, ""), s.startWorker(config, "")}
@@ -291,8 +291,8 @@ func TestAirlineKilled(t *testing.T) {
 			n := len(d.goals)
 			ids = append(ids, s.submitWorlds(worlds[len(ids):len(ids)+n])...)
 		}
-		time.Sleep(200*time.Millisecond + rand.N(500*time.Millisecond)) // a random moment, not a wait
-		i := rand.N(len(workers))
+		time.Sleep(200*time.Millisecond + random(500*time.Millisecond)) // a random moment, not a wait
+		i := random(len(workers))
 		workers[i].kill()
 		workers[i] = s.startWorker(config, "")
 	}
@@ -352,4 +352,9 @@ func TestAirlineDuplicatesShow(t *testing.T) {
 			}
 		})
 	}
+}
+
+// random is a number below n.
+func random[T int | time.Duration](n T) T {
+	return rand.N(n) //nolint:gosec // a kill needs no secret moment
 }

@@ -74,21 +74,21 @@ func (m *chatModel) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // newChatModel serves the experts' calls of the worlds, by world.
-func newChatModel(t testing.TB, worlds []world) string {
-	t.Helper()
+func newChatModel(tb testing.TB, worlds []world) string {
+	tb.Helper()
 	m := &chatModel{calls: map[string][]goal.Action{}}
 	for _, w := range worlds {
 		for _, s := range w.Script {
 			m.calls[w.name] = append(m.calls[w.name], goal.Action{Tool: s.Tool, Arguments: s.Arguments})
 		}
 	}
-	return m.serve(t)
+	return m.serve(tb)
 }
 
-func (m *chatModel) serve(t testing.TB) string {
-	t.Helper()
+func (m *chatModel) serve(tb testing.TB) string {
+	tb.Helper()
 	srv := httptest.NewServer(m)
-	t.Cleanup(srv.Close)
+	tb.Cleanup(srv.Close)
 	return srv.URL
 }
 
@@ -133,17 +133,17 @@ func TestRetail(t *testing.T) {
 }
 
 // plan is how the built-in planner would reach a world's target.
-func (d realData) plan(t testing.TB, w world) []goal.Action {
-	t.Helper()
+func (d realData) plan(tb testing.TB, w world) []goal.Action {
+	tb.Helper()
 	var g struct {
 		TargetState json.RawMessage `json:"target_state"`
 	}
 	if err := json.Unmarshal(w.Goal, &g); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	v, err := goal.Decode(g.TargetState)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	target := v.(map[string]any)
 	state := map[string]any{}
@@ -158,7 +158,7 @@ func (d realData) plan(t testing.TB, w world) []goal.Action {
 	}
 	actions, err := planner.Plan(agent.Left(target, state), state)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return actions
 }

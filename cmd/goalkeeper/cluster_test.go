@@ -14,7 +14,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -31,14 +30,13 @@ type site struct {
 	service *service
 	url     string
 	hooks   *hookReceiver
-	log     *bytes.Buffer
 }
 
 // newSite starts a site. edit completes the configuration; the worker runs in
 // this process only when inProcess says so.
-func newSite(t testing.TB, inProcess bool, edit func(*config)) *site {
-	t.Helper()
-	s := &site{t: t, dir: t.TempDir(), hooks: newHookReceiver(t)}
+func newSite(tb testing.TB, inProcess bool, edit func(*config)) *site {
+	tb.Helper()
+	s := &site{t: tb, dir: tb.TempDir(), hooks: newHookReceiver(tb)}
 	s.cfg = &config{
 		Listen: "127.0.0.1:0", Data: filepath.Join(s.dir, "data"), NATS: natsConfig{Listen: "127.0.0.1:0"},
 		Webhooks: webhooksConfig{Allow: []string{"127.0.0.1/32"}},
@@ -46,36 +44,36 @@ func newSite(t testing.TB, inProcess bool, edit func(*config)) *site {
 	edit(s.cfg)
 	s.cfg.defaults()
 	if err := s.cfg.check(); err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	logs, err := os.Create(filepath.Join(s.dir, "service.log"))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
 	s.service, err = openService(ctx, s.cfg, roles{ingest: true, notifier: true, worker: inProcess}, slog.New(slog.NewTextHandler(logs, nil)))
 	if err != nil {
 		cancel()
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	s.url = s.service.url()
 	secret, err := generatedSecret(s.cfg.Data)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	s.hooks.setSecret(secret)
 	done := make(chan error, 1)
 	go func() { done <- s.service.run(ctx) }()
-	t.Cleanup(func() {
+	tb.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
-			t.Errorf("service: %v", err)
+			tb.Errorf("service: %v", err)
 		}
 		s.service.close()
 		_ = logs.Close()
-		if t.Failed() {
+		if tb.Failed() {
 			if raw, err := os.ReadFile(filepath.Join(s.dir, "service.log")); err == nil {
-				t.Logf("service log (end):\n%s", raw[max(0, len(raw)-6000):])
+				tb.Logf("service log (end):\n%s", raw[max(0, len(raw)-6000):])
 			}
 		}
 	})
@@ -186,9 +184,6 @@ func (s *site) task(id string) goal.Task {
 	return task
 }
 
-// ended reports whether a task has a result.
-func (s *site) ended(id string) bool { return s.task(id).Status.Terminal() }
-
 // hookReceiver takes webhooks and verifies them.
 type hookReceiver struct {
 	t      testing.TB
@@ -201,12 +196,12 @@ type hookReceiver struct {
 	wake chan struct{} // closed and replaced at every arrival; guarded by mu
 }
 
-func newHookReceiver(t testing.TB) *hookReceiver {
-	t.Helper()
-	h := &hookReceiver{t: t, got: map[string][]string{}, wake: make(chan struct{})}
+func newHookReceiver(tb testing.TB) *hookReceiver {
+	tb.Helper()
+	h := &hookReceiver{t: tb, got: map[string][]string{}, wake: make(chan struct{})}
 	srv := httptest.NewServer(h)
 	h.url = srv.URL + "/hook"
-	t.Cleanup(srv.Close)
+	tb.Cleanup(srv.Close)
 	return h
 }
 
@@ -217,7 +212,7 @@ func (h *hookReceiver) setSecret(s string) {
 }
 
 // ServeHTTP takes one webhook.
-func (h *hookReceiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (h *hookReceiver) ServeHTTP(_ http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	var event struct {
 		Type string
@@ -264,13 +259,4 @@ func (h *hookReceiver) await(ctx context.Context, tasks ...string) error {
 		}
 	}
 	return nil
-}
-
-// stop asks a child to drain and waits for it.
-func (c *child) stop() error {
-	if err := c.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		return err
-	}
-	<-c.done
-	return c.end
 }

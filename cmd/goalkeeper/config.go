@@ -192,7 +192,7 @@ type gatewayConfig struct {
 type secret string
 
 // MarshalYAML masks the secret.
-func (s secret) MarshalYAML() (any, error) { return s.String(), nil }
+func (s secret) MarshalYAML() (any, error) { return s.String(), nil } //nolint:unparam // the interface has an error
 
 // String masks the secret.
 func (s secret) String() string {
@@ -225,7 +225,7 @@ func (d *duration) UnmarshalYAML(b []byte) error {
 }
 
 // MarshalYAML writes a duration.
-func (d duration) MarshalYAML() (any, error) { return time.Duration(d).String(), nil }
+func (d duration) MarshalYAML() (any, error) { return time.Duration(d).String(), nil } //nolint:unparam // the interface has an error
 
 // or is the duration, or def where none was given.
 func (d duration) or(def time.Duration) time.Duration {
@@ -277,7 +277,8 @@ func parseConfig(raw []byte, c *config) error {
 		name := string(m[2 : len(m)-1])
 		v, ok := os.LookupEnv(name)
 		if !ok {
-			line := 1 + bytes.Count(raw[:bytes.Index(raw, m)], []byte("\n"))
+			before, _, _ := bytes.Cut(raw, m)
+			line := 1 + bytes.Count(before, []byte("\n"))
 			missing = append(missing, fmt.Sprintf("line %d: environment variable %s is not set", line, name))
 		}
 		return []byte(v)

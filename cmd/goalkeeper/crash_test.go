@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -43,14 +44,14 @@ type addition struct {
 	body   string
 }
 
-func newCounters(t testing.TB) *counters {
-	t.Helper()
+func newCounters(tb testing.TB) *counters {
+	tb.Helper()
 	c := &counters{seen: map[string]*addition{}, asked: map[string]int{}, enter: make(chan struct{}, 64)}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /{world}/add", c.add)
 	mux.HandleFunc("POST /{world}/plan", c.plan)
 	srv := httptest.NewServer(mux)
-	t.Cleanup(srv.Close)
+	tb.Cleanup(srv.Close)
 	c.url = srv.URL
 	return c
 }
@@ -65,7 +66,7 @@ func (c *counters) environment(world string, replay goal.Replay) environmentConf
 // goal wants the counter at exactly n.
 func (c *counters) goal(world string, n int, hook string) map[string]any {
 	return map[string]any{
-		"goal":       map[string]any{"intent": "Count to " + fmt.Sprint(n), "target_state": map[string]any{"counters": map[string]any{"c": map[string]any{"value": n}}}},
+		"goal":       map[string]any{"intent": "Count to " + strconv.Itoa(n), "target_state": map[string]any{"counters": map[string]any{"c": map[string]any{"value": n}}}},
 		"guardrails": map[string]any{"max_steps": 8, "timeout_seconds": 120}, "environment": world, "webhook_url": hook,
 	}
 }
@@ -165,10 +166,10 @@ func (c *counters) questions(world string, step int) int {
 const crashAckWait = 2 * time.Second
 
 // newCounterSite is a site with one environment for each world.
-func newCounterSite(t testing.TB, replay goal.Replay, worlds ...string) (*site, *counters) {
-	t.Helper()
-	c := newCounters(t)
-	s := newSite(t, false, func(cfg *config) {
+func newCounterSite(tb testing.TB, replay goal.Replay, worlds ...string) (*site, *counters) {
+	tb.Helper()
+	c := newCounters(tb)
+	s := newSite(tb, false, func(cfg *config) {
 		cfg.Worker.AckWait = duration(crashAckWait)
 		for _, w := range worlds {
 			cfg.Environments = append(cfg.Environments, c.environment(w, replay))

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -235,18 +236,14 @@ func (w *demoWorld) submit(ctx context.Context, r *demoRun) error {
 				method: http.MethodPost, path: "/v1/tasks", body: body, repeat: true,
 				header: map[string]string{"Idempotency-Key": "demo-" + strings.ReplaceAll(r.name, " ", "-"), "Content-Type": "application/json"},
 			})
-			var p *goal.Problem
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			switch {
-			case errors.As(err, &p):
-				r.problem = p
-			case err != nil:
-				return err
-			default:
+			if p, ok := errors.AsType[*goal.Problem](err); ok {
+				r.problem, err = p, nil
+			} else if err == nil {
 				r.answers = append(r.answers, res)
 			}
-			return nil
+			return err
 		})
 	}
 	if err := g.Wait(); err != nil {
@@ -350,7 +347,7 @@ func (w *demoWorld) row(r *demoRun) []string {
 		signed = h.err.Error()
 	}
 	return []string{
-		r.name, r.about, string(t.Status) + " " + string(t.Reason), fmt.Sprint(t.Usage.Steps), short(r.accepted), queued, worked,
+		r.name, r.about, string(t.Status) + " " + string(t.Reason), strconv.Itoa(t.Usage.Steps), short(r.accepted), queued, worked,
 		short(h.at.Sub(*t.EndedAt)), signed,
 	}
 }

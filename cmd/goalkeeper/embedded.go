@@ -128,7 +128,7 @@ func connOptions(log *slog.Logger) []nats.Option {
 func (b *broker) close() {
 	b.conn.Close()
 	if b.barrier != nil {
-		b.barrier.Close()
+		_ = b.barrier.Close() // a failed sync was reported to its waiters
 	}
 	if b.server != nil {
 		stopServer(b.server)
@@ -154,8 +154,7 @@ func (l serverLog) Tracef(f string, v ...any)  { l.log.Debug(fmt.Sprintf(f, v...
 
 // unwrapURL drops the URL that net/url errors repeat.
 func unwrapURL(err error) error {
-	var ue *url.Error
-	if errors.As(err, &ue) {
+	if ue, ok := errors.AsType[*url.Error](err); ok {
 		return ue.Err
 	}
 	return err

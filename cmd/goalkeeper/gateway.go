@@ -52,6 +52,7 @@ func (g *gatewayCmd) Run(ctx context.Context, io streams) error {
 
 // gateway is the reverse proxy on its store.
 type gateway struct {
+	log      *slog.Logger
 	broker   *broker
 	handler  *idempotency.Gateway
 	listener net.Listener
@@ -61,7 +62,7 @@ type gateway struct {
 
 // openGateway binds and checks everything. Call run, and close in any case.
 func openGateway(ctx context.Context, c *config, log *slog.Logger) (_ *gateway, err error) {
-	g := &gateway{}
+	g := &gateway{log: log}
 	defer func() {
 		if err != nil {
 			g.close()
@@ -114,7 +115,11 @@ func (g *gateway) run(ctx context.Context) error {
 		admin := ingest.NewHTTPServer("", g.adminMux)
 		done := make(chan error, 1)
 		go func() { done <- serveListener(ctx, admin, g.admin, func(context.Context) {}) }()
-		defer func() { <-done }()
+		defer func() {
+			if err := <-done; err != nil {
+				g.log.WarnContext(ctx, "the operator's view failed", "error", err)
+			}
+		}()
 	}
 	srv := &http.Server{Handler: g.handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
 	return serveListener(ctx, srv, g.listener, func(context.Context) {})

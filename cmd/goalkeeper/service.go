@@ -279,7 +279,7 @@ func serveListener(ctx context.Context, srv *http.Server, ln net.Listener, drain
 	if err := srv.Shutdown(end); err != nil {
 		_ = srv.Close() // the requests had their time
 	}
-	<-failed
+	<-failed // http.ErrServerClosed
 	return nil
 }
 
