@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
@@ -27,7 +28,9 @@ func functions(a *assets) template.FuncMap {
 
 // duration is a time as people say it: 350 ms, 1.24 s, 2 min 05 s, 3 h 20 min.
 func duration(d time.Duration) string {
-	switch d = max(d, 0); {
+	switch {
+	case d < time.Millisecond:
+		return "<1 ms"
 	case d < time.Second:
 		return strconv.FormatInt(d.Milliseconds(), 10) + " ms"
 	case d < 10*time.Second:
@@ -93,15 +96,22 @@ func pretty(raw json.RawMessage, n int) string {
 	return clip(out.String(), n)
 }
 
-// clip cuts s to at most n bytes at a rune boundary and says so.
+// clip cuts s to at most n bytes at a rune boundary and says so. Characters that
+// would change the order of the text around them are replaced: a page shows who
+// wrote what.
 func clip(s string, n int) string {
-	if len(s) <= n {
-		return strings.ToValidUTF8(s, "\uFFFD")
+	if len(s) > n {
+		for n > 0 && !utf8.RuneStart(s[n]) {
+			n--
+		}
+		s = s[:n] + "…"
 	}
-	for n > 0 && !utf8.RuneStart(s[n]) {
-		n--
-	}
-	return strings.ToValidUTF8(s[:n], "\uFFFD") + "…"
+	return strings.Map(func(r rune) rune {
+		if unicode.Is(unicode.Bidi_Control, r) || r == 0 {
+			return utf8.RuneError
+		}
+		return r
+	}, s)
 }
 
 func statusLabel(s goal.State) string {

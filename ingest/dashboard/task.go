@@ -60,6 +60,11 @@ func (v taskView) Ended() bool { return v.Status.Terminal() }
 // AnyTool reports whether the goal names no tools, which allows all.
 func (v taskView) AnyTool() bool { return v.Guardrails.AllowedTools == nil }
 
+// Explained reports whether the detail says more than the trip does.
+func (v taskView) Explained() bool {
+	return v.Detail != "" && (v.Trip == nil || !strings.HasPrefix(v.Detail, "limit "))
+}
+
 // Settling reports whether the webhook's story may go on.
 func (v taskView) Settling() bool {
 	if v.WebhookURL == "" || !v.Ended() {
@@ -176,10 +181,10 @@ func newMeters(t goal.Task, st story, now time.Time) []meter {
 		timeMeter(t, now),
 		newMeter("Tokens", t.Usage.Tokens, g.MaxTokens, t, goal.GuardrailMaxTokens),
 		newMeter("Errors in a row", int64(errs), int64(g.ConsecutiveErrors()), t, goal.GuardrailNoProgress),
-		newMeter("Same call in a row", int64(same), int64(g.Repeats()), t, goal.GuardrailNoProgress),
+		newMeter("Same call in a row", int64(same), int64(max(g.Repeats(), 2)), t, goal.GuardrailNoProgress),
 	}
-	if t.Reason == goal.GuardrailNoProgress { // one of the two
-		out[3].Tripped, out[4].Tripped = out[3].Full, out[4].Full
+	if t.Reason == goal.GuardrailNoProgress { // one of the two; errors are looked at first
+		out[3].Tripped, out[4].Tripped = out[3].Full, !out[3].Full
 	}
 	return out
 }

@@ -23,6 +23,7 @@ type lane struct {
 	Time  string // what the lane took
 	Bars  []bar
 	Step  *step // of a step's lane
+	Ticks []tick
 }
 
 // bar is one span of time. Its place and width are per cent of the axis.
@@ -92,7 +93,14 @@ func newWaterfall(t goal.Task, steps []*step, marks []resumption, now time.Time)
 	queue := a.bar(from, started, "wait", "waited "+duration(wait)+" for a worker")
 	w.Lanes = append(w.Lanes, lane{Kind: "queue", Label: "In the queue", Time: duration(wait), Bars: []bar{queue}})
 	w.addSteps(a, started, steps, marks)
-	w.Ticks = a.ticks(started)
+	zero := started
+	if t.StartedAt == nil {
+		zero = from
+	}
+	w.Ticks = a.ticks(zero)
+	for i := range w.Lanes {
+		w.Lanes[i].Ticks = w.Ticks
+	}
 	return w
 }
 
