@@ -2,6 +2,7 @@ package kvtest
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"path/filepath"
 	"strconv"
@@ -77,22 +78,35 @@ func (c *Cluster) route(tb testing.TB) {
 	tb.Helper()
 	var routes []string
 	for _, o := range c.opts {
-		l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // a port to use a moment later
-		if err != nil {
-			tb.Fatalf("reserve a route port: %v", err)
-		}
-		addr := l.Addr().(*net.TCPAddr)
-		o.Cluster = server.ClusterOpts{Name: "kvtest", Host: "127.0.0.1", Port: addr.Port}
-		routes = append(routes, "nats-route://"+addr.String())
-		if err := l.Close(); err != nil {
-			tb.Fatalf("release a route port: %v", err)
-		}
+		port := freePort(tb)
+		o.Cluster = server.ClusterOpts{Name: "kvtest", Host: "127.0.0.1", Port: port}
+		routes = append(routes, "nats-route://127.0.0.1:"+strconv.Itoa(port))
 	}
 	for _, o := range c.opts {
 		for _, r := range routes {
 			o.Routes = append(o.Routes, server.RoutesFromStr(r)...)
 		}
 	}
+}
+
+// freePort is a port on loopback that nobody uses, from below the range that
+// systems give out by themselves: nothing else takes it before the server does.
+func freePort(tb testing.TB) int {
+	tb.Helper()
+	const from, to = 10_000, 32_000
+	for range 100 {
+		port := from + rand.IntN(to-from) //nolint:gosec // any free one
+		l, err := (&net.ListenConfig{}).Listen(tb.Context(), "tcp", "127.0.0.1:"+strconv.Itoa(port))
+		if err != nil {
+			continue
+		}
+		if err := l.Close(); err != nil {
+			tb.Fatalf("release port %d: %v", port, err)
+		}
+		return port
+	}
+	tb.Fatal("no free port on loopback")
+	return 0
 }
 
 func (c *Cluster) start(tb testing.TB, i int) {
