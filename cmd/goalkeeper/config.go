@@ -79,6 +79,7 @@ type tenantConfig struct {
 	Keys           []keyConfig  `yaml:"keys"`
 	Rate           float64      `yaml:"rate"`            // submissions a second; 0: no limit
 	Burst          int          `yaml:"burst"`           // default twice the rate
+	DirectRoles    []string     `yaml:"direct_roles"`    // of submissions over NATS, which carry no key
 	MaxQueued      int          `yaml:"max_queued"`      // 0: no limit
 	WebhookSecrets []hookSecret `yaml:"webhook_secrets"` // the first is current
 	TokenBalance   *int64       `yaml:"token_balance"`   // granted once; absent: no balance is kept

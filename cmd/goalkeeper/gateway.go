@@ -139,11 +139,16 @@ func (g *gateway) close() {
 	}
 }
 
-// callsHandler is the operator's view of protected calls, without
-// authentication.
+// callsHandler is the operator's view of protected calls. It authenticates
+// nobody itself; where ingest did, it records who decided.
 func callsHandler(calls callStore) http.Handler {
 	op := &idempotency.Operator{Store: calls}
-	return idempotency.AdminHandler(op, func(r *http.Request) string { return "operator at " + r.RemoteAddr })
+	return idempotency.AdminHandler(op, func(r *http.Request) string {
+		if who, ok := ingest.PrincipalOf(r); ok {
+			return who.Name
+		}
+		return "operator at " + r.RemoteAddr
+	})
 }
 
 type callStore interface {

@@ -210,6 +210,16 @@ func (c *config) apiKeys() []ingest.Key {
 	return out
 }
 
+// directRoles are the roles of a tenant's submissions over NATS.
+func (c *config) directRoles(tenant string) []string {
+	for _, t := range c.Tenants {
+		if t.Name == tenant {
+			return t.DirectRoles
+		}
+	}
+	return nil
+}
+
 func (c *config) limits() map[string]ingest.Limit {
 	out := map[string]ingest.Limit{}
 	for _, t := range c.Tenants {

@@ -103,7 +103,7 @@ func openService(ctx context.Context, c *config, r roles, log *slog.Logger) (_ *
 		s.metrics = m
 	}
 	if r.ingest {
-		if err := s.openIngest(); err != nil {
+		if err := s.openIngest(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -173,7 +173,7 @@ func (s *service) openWorker(ctx context.Context, m *metrics) error {
 	return err
 }
 
-func (s *service) openIngest() error {
+func (s *service) openIngest(ctx context.Context) error {
 	auth, err := s.authenticator()
 	if err != nil {
 		return err
@@ -186,6 +186,10 @@ func (s *service) openIngest() error {
 	if err != nil {
 		return err
 	}
+	calls, err := s.store.Calls(ctx)
+	if err != nil {
+		return err
+	}
 	var intake ingest.Intake = s.store
 	if s.traces() {
 		intake = tracedIntake{s.store, s.tracer}
@@ -195,6 +199,7 @@ func (s *service) openIngest() error {
 		Tenants: s.cfg.tenantNames(), Tail: tail{s.store}, Catalog: s.envs, Intake: intake, Deliveries: deliveries{s.store},
 		Ready: s.ready, Limits: s.cfg.limits(), CORSOrigins: s.cfg.CORS,
 		Metrics: promhttp.HandlerFor(s.reg, promhttp.HandlerOpts{}), Registerer: s.reg, Log: s.log, Pages: pages,
+		Admin: adminRoutes(callsHandler(calls), webhookAdmin(s.store, guard.CheckURL)), DirectRoles: s.cfg.directRoles,
 	})
 	return err
 }
