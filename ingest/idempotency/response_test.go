@@ -67,6 +67,7 @@ func TestAnswersAreReplayed(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			bothForms(t, func(t *testing.T, f form) {
+				t.Helper()
 				w := newWorld(t, f, test.handler, nil)
 				w.client.Transport.(*http.Transport).DisableCompression = true //nolint:forcetypeassert // it is
 				first := w.post("k", "{}", "Accept-Encoding", "gzip")
@@ -94,6 +95,7 @@ func TestAnswersAreReplayed(t *testing.T) {
 func TestWhatIsNeverReplayed(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
+		t.Helper()
 		w := newWorld(t, f, func(w http.ResponseWriter, _ *http.Request) {
 			h := w.Header()
 			h.Set("Set-Cookie", "session=secret")
@@ -126,6 +128,7 @@ func TestWhatIsNeverReplayed(t *testing.T) {
 func TestOversizedAnswer(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
+		t.Helper()
 		w := newWorld(t, f, func(rw http.ResponseWriter, _ *http.Request) {
 			rw.WriteHeader(http.StatusCreated)
 			for range 20 {

@@ -72,7 +72,7 @@ func TestBypass(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
 		w := newWorld(t, f, func(w http.ResponseWriter, r *http.Request) {
-			fmt.Fprintf(w, "%s %q", r.Method, r.Header.Get(HeaderAttempt))
+			fmt.Fprintf(w, "%s %q", r.Method, r.Header.Get(HeaderAttempt)) //nolint:gosec // a test
 		}, nil)
 		for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodOptions} {
 			for range 2 {

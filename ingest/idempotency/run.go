@@ -58,6 +58,7 @@ func (g *Guard) run(w http.ResponseWriter, r *http.Request, next http.Handler, c
 	x.capture = &capture{
 		w: w, header: http.Header{}, limit: int(g.cfg.MaxResponse), streams: g.cfg.StreamTypes, pass: x.pass,
 	}
+	inner := x.request(r) // before the claim is the keeper's
 	keepCtx, quit := context.WithCancel(x.ctx)
 	x.quit = quit
 	go x.keep(keepCtx) //nolint:contextcheck // made from the request's, without its end
@@ -65,7 +66,7 @@ func (g *Guard) run(w http.ResponseWriter, r *http.Request, next http.Handler, c
 	defer g.metrics.running.WithLabelValues(g.cfg.Name).Dec()
 	//nolint:contextcheck // outcomes are stored also when the request's context has ended
 	defer x.settle() // deferred, since a handler may end its goroutine
-	x.serve(next, x.request(r))
+	x.serve(next, inner)
 }
 
 // request is what the handler sees: the body once more, from memory.

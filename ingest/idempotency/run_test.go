@@ -112,7 +112,7 @@ func fencing(t *testing.T, code int) {
 	var (
 		down  atomic.Bool
 		runs  atomic.Int64
-		lost  time.Time
+		lost  = make(chan time.Time, 1)
 		began = time.Now()
 	)
 	b := newBubble(t, func(w http.ResponseWriter, r *http.Request) {
@@ -125,7 +125,7 @@ func fencing(t *testing.T, code int) {
 		if !errors.Is(context.Cause(r.Context()), ErrLeaseLost) {
 			t.Errorf("cause %v; want ErrLeaseLost", context.Cause(r.Context()))
 		}
-		lost = time.Now()
+		lost <- time.Now()
 		time.Sleep(20 * time.Second) // a handler that does not obey at once
 		w.WriteHeader(code)
 	}, Config{})
@@ -139,7 +139,7 @@ func fencing(t *testing.T, code int) {
 	first := make(chan *httptest.ResponseRecorder)
 	go func() { first <- b.post(t.Context()) }()
 	time.Sleep(31 * time.Second)
-	if age := lost.Sub(began); age < 20*time.Second || age > 30*time.Second {
+	if age := (<-lost).Sub(began); age < 20*time.Second || age > 30*time.Second {
 		t.Fatalf("the handler's context ended after %s; want within the lease", age)
 	}
 	down.Store(false)
