@@ -280,7 +280,7 @@ func (b *bench) webhooks(ctx context.Context) (operation, func(), error) {
 	ended := make(chan struct{})
 	go func() { // ends with cancel; done waits for it
 		defer close(ended)
-		_ = serveUntil(ctx, s, l) // a receiver that fails shows as webhooks that do not arrive
+		_ = serveListener(ctx, s, l) // a receiver that fails shows as webhooks that do not arrive
 	}()
 	done := func() { cancel(); <-ended }
 	return func(ctx context.Context, _ int) error {

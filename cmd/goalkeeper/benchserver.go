@@ -46,9 +46,9 @@ func startBenchServer(ctx context.Context, o benchServer) (url string, stop func
 	go func() { ended <- r.run(ctx) }() // ends with cancel; stop reads it
 	return r.url(), func() error {
 		cancel()
-		err := errors.Join(<-ended, endBackend())
-		r.close()
-		return errors.Join(err, os.RemoveAll(dir))
+		err := <-ended
+		r.close() // and with it the gateway's connections to the backend
+		return errors.Join(err, endBackend(), os.RemoveAll(dir))
 	}, nil
 }
 
@@ -94,6 +94,6 @@ func startBackend(ctx context.Context) (url string, stop func() error, err error
 	})}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	ended := make(chan error, 1)
-	go func() { ended <- serveUntil(ctx, s, l) }() // ends with cancel; stop reads it
+	go func() { ended <- serveListener(ctx, s, l) }() // ends with cancel; stop reads it
 	return "http://" + l.Addr().String(), func() error { cancel(); return <-ended }, nil
 }

@@ -114,7 +114,7 @@ func (g *gateway) run(ctx context.Context) error {
 	if g.admin != nil {
 		admin := ingest.NewHTTPServer("", g.adminMux)
 		done := make(chan error, 1)
-		go func() { done <- serveListener(ctx, admin, g.admin, func(context.Context) {}) }()
+		go func() { done <- serveListener(ctx, admin, g.admin) }()
 		defer func() {
 			if err := <-done; err != nil {
 				g.log.WarnContext(ctx, "the operator's view failed", "error", err)
@@ -122,7 +122,7 @@ func (g *gateway) run(ctx context.Context) error {
 		}()
 	}
 	srv := &http.Server{Handler: g.handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute}
-	return serveListener(ctx, srv, g.listener, func(context.Context) {})
+	return serveListener(ctx, srv, g.listener)
 }
 
 func (g *gateway) close() {

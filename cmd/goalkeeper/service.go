@@ -250,7 +250,7 @@ func (s *service) run(ctx context.Context) error {
 	}
 	if s.admin != nil {
 		g.Go(func() error {
-			return serveListener(ctx, ingest.NewHTTPServer("", s.adminHandler()), s.admin, func(context.Context) {})
+			return serveListener(ctx, ingest.NewHTTPServer("", s.adminHandler()), s.admin)
 		})
 	}
 	return g.Wait()
@@ -269,10 +269,11 @@ func (s *service) serveHTTP(ctx context.Context) error {
 	return serveListener(ctx, srv, ln, s.ingest.Drain)
 }
 
-// serveListener serves until ctx ends, drains, and waits for requests in flight.
-func serveListener(ctx context.Context, srv *http.Server, ln net.Listener, drain func(context.Context)) error {
+// serveListener serves until ctx ends, drains, and waits for requests in
+// flight.
+func serveListener(ctx context.Context, srv *http.Server, ln net.Listener, drain ...func(context.Context)) error {
 	failed := make(chan error, 1)
-	go func() { failed <- srv.Serve(ln) }()
+	go func() { failed <- srv.Serve(ln) }() // ends with Shutdown or an error; read below
 	select {
 	case err := <-failed:
 		return fmt.Errorf("serve on %s: %w", ln.Addr(), err)
@@ -280,11 +281,15 @@ func serveListener(ctx context.Context, srv *http.Server, ln net.Listener, drain
 	}
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
 	defer cancel()
-	drain(end)
+	for _, f := range drain {
+		f(end)
+	}
 	if err := srv.Shutdown(end); err != nil {
 		_ = srv.Close() // the requests had their time
 	}
-	<-failed // http.ErrServerClosed
+	if err := <-failed; !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve on %s: %w", ln.Addr(), err)
+	}
 	return nil
 }
 

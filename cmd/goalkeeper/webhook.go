@@ -88,25 +88,7 @@ func (c *webhookListenCmd) Run(ctx context.Context, t *terminal) error {
 	r := &receiver{cmd: c, t: t, secret: secret, enough: enough, tries: map[string]int{}, taken: map[string]bool{}}
 	s := &http.Server{Handler: r, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second, IdleTimeout: time.Minute}
 	fmt.Fprintf(t.err, "listening on http://%s\n", l.Addr())
-	return serveUntil(ctx, s, l)
-}
-
-// serveUntil serves until ctx ends, and then waits for what is in flight.
-func serveUntil(ctx context.Context, s *http.Server, l net.Listener) error {
-	failed := make(chan error, 1)
-	go func() { failed <- s.Serve(l) }() // ends with Shutdown or an error; read below
-	select {
-	case err := <-failed:
-		return err
-	case <-ctx.Done():
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-	defer cancel()
-	err := s.Shutdown(ctx)
-	if ended := <-failed; !errors.Is(ended, http.ErrServerClosed) {
-		return errors.Join(err, ended)
-	}
-	return err
+	return serveListener(ctx, s, l)
 }
 
 // receiver handles webhooks. Attempts are handled one at a time, so that what
