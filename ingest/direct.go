@@ -13,12 +13,12 @@ import (
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 )
 
-// Direct is a goal that was published to the tenant's subject.
-type Direct struct {
-	Key         []string // lines of Nats-Msg-Id, or of Idempotency-Key for a request
-	Body        []byte
-	At          time.Time // when it was stored
-	Traceparent string
+// direct is a goal that came over NATS.
+type direct struct {
+	key         []string // lines of Nats-Msg-Id, or of Idempotency-Key for a request
+	body        []byte
+	at          time.Time // when it was stored; zero for a request
+	traceparent string
 }
 
 // Intake is the direct way in. Both methods serve one tenant until ctx ends:
@@ -45,7 +45,7 @@ func (s *Server) runIntake(ctx context.Context, tenant string) {
 	defer cancel()
 	s.keep(ctx, "intake of "+tenant, func(ctx context.Context) error {
 		return s.cfg.Intake.ConsumeIntake(ctx, tenant, func(ctx context.Context, key []string, body []byte, at time.Time, traceparent string) time.Duration {
-			return s.takeDirect(ctx, tenant, Direct{Key: key, Body: body, At: at, Traceparent: traceparent})
+			return s.takeDirect(ctx, tenant, direct{key: key, body: body, at: at, traceparent: traceparent})
 		})
 	})
 }
@@ -55,7 +55,7 @@ func (s *Server) runRequests(ctx context.Context, tenant string) {
 	defer cancel()
 	s.keep(ctx, "requests of "+tenant, func(ctx context.Context) error {
 		return s.cfg.Intake.ServeRequests(ctx, tenant, func(ctx context.Context, key []string, body []byte, traceparent string) (int, map[string]string, []byte) {
-			return s.answerRequest(ctx, tenant, Direct{Key: key, Body: body, Traceparent: traceparent})
+			return s.answerRequest(ctx, tenant, direct{key: key, body: body, traceparent: traceparent})
 		})
 	})
 }
@@ -79,13 +79,13 @@ func (s *Server) directPrincipal(tenant string) Principal {
 
 // takeDirect admits a published goal, or makes a failed task of it, or puts it
 // aside. It returns 0 when the goal is dealt with: whatever it did is durable.
-func (s *Server) takeDirect(ctx context.Context, tenant string, d Direct) (again time.Duration) {
-	key, problem := goal.ParseKey(d.Key)
+func (s *Server) takeDirect(ctx context.Context, tenant string, d direct) (again time.Duration) {
+	key, problem := goal.ParseKey(d.key)
 	if problem != nil {
 		s.metrics.submission("nats", problem)
 		return s.putAside(ctx, tenant, problem, d)
 	}
-	q := request{who: s.directPrincipal(tenant), via: "nats", key: key, body: d.Body, traceparent: traceparent(d.Traceparent)}
+	q := request{who: s.directPrincipal(tenant), via: "nats", key: key, body: d.body, traceparent: traceparent(d.traceparent)}
 	out, err := s.admitDirect(ctx, q)
 	s.metrics.submissionOutcome("nats", out, err)
 	var p *goal.Problem
@@ -98,7 +98,7 @@ func (s *Server) takeDirect(ctx context.Context, tenant string, d Direct) (again
 		return s.retried(ctx, tenant, err)
 	case p.Kind() == goal.KeyReused:
 		return s.retried(ctx, tenant, s.noteConflict(ctx, q))
-	case p.Kind() == goal.RateLimited, p.Kind() == goal.DependencyNotAvailable && time.Since(d.At) < directPatience:
+	case p.Kind() == goal.RateLimited, p.Kind() == goal.DependencyNotAvailable && time.Since(d.at) < directPatience:
 		return time.Duration(max(1, p.RetryAfter)) * time.Second
 	default:
 		return s.retried(ctx, tenant, s.refuse(ctx, q, p))
@@ -116,9 +116,9 @@ func (s *Server) admitDirect(ctx context.Context, q request) (outcome, error) {
 }
 
 // putAside keeps a goal that no task can be made of.
-func (s *Server) putAside(ctx context.Context, tenant string, reason error, d Direct) (again time.Duration) {
+func (s *Server) putAside(ctx context.Context, tenant string, reason error, d direct) (again time.Duration) {
 	return s.retried(ctx, tenant, s.store(ctx, func(ctx context.Context) error {
-		return s.cfg.Intake.DeadLetter(ctx, tenant, reason.Error(), d.Key, d.Body)
+		return s.cfg.Intake.DeadLetter(ctx, tenant, reason.Error(), d.key, d.body)
 	}))
 }
 
@@ -221,7 +221,7 @@ func (s *Server) noteConflict(ctx context.Context, q request) error {
 }
 
 // answerRequest answers a core request as HTTP would answer the submission.
-func (s *Server) answerRequest(ctx context.Context, tenant string, d Direct) (status int, header map[string]string, reply []byte) {
+func (s *Server) answerRequest(ctx context.Context, tenant string, d direct) (status int, header map[string]string, reply []byte) {
 	header = map[string]string{}
 	out, err := s.directRequest(ctx, tenant, d)
 	s.metrics.submissionOutcome("nats", out, err)
@@ -256,10 +256,10 @@ func (s *Server) answerRequest(ctx context.Context, tenant string, d Direct) (st
 	return status, header, reply
 }
 
-func (s *Server) directRequest(ctx context.Context, tenant string, d Direct) (outcome, error) {
-	key, problem := goal.ParseKey(d.Key)
+func (s *Server) directRequest(ctx context.Context, tenant string, d direct) (outcome, error) {
+	key, problem := goal.ParseKey(d.key)
 	if problem != nil {
 		return outcome{}, problem
 	}
-	return s.admitDirect(ctx, request{who: s.directPrincipal(tenant), via: "nats", key: key, body: d.Body, traceparent: traceparent(d.Traceparent)})
+	return s.admitDirect(ctx, request{who: s.directPrincipal(tenant), via: "nats", key: key, body: d.body, traceparent: traceparent(d.traceparent)})
 }

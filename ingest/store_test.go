@@ -179,7 +179,19 @@ func (w *process) count(stream, subject string) uint64 {
 // and by request, all at once, is one task in one queue.
 func TestOneKeyByEveryWay(t *testing.T) {
 	t.Parallel()
-	w := newReal(t)
+	oneKeyByEveryWay(t, kvtest.Server(t, kvtest.Options{}))
+}
+
+// TestOneKeyOnThreeNodes: replicas that are behind change nothing.
+func TestOneKeyOnThreeNodes(t *testing.T) {
+	t.Parallel()
+	kvtest.Heavy(t)
+	oneKeyByEveryWay(t, kvtest.Server(t, kvtest.Options{Nodes: 3}))
+}
+
+func oneKeyByEveryWay(t *testing.T, c *kvtest.Cluster) {
+	t.Helper()
+	w := newRealOn(t, c)
 	other := newRealOn(t, w.cluster)
 	id := goal.TaskID("default", "k")
 	var wg sync.WaitGroup
