@@ -28,7 +28,7 @@ func (s *Store) ensureObjects(ctx context.Context) error {
 		objects, err := func() (jetstream.ObjectStore, error) {
 			ctx, cancel := attemptContext(ctx)
 			defer cancel()
-			return s.js.CreateOrUpdateObjectStore(ctx, want)
+			return s.openObjects(ctx, want)
 		}()
 		if err == nil {
 			s.objects = objects
@@ -38,6 +38,26 @@ func (s *Store) ensureObjects(ctx context.Context) error {
 			return fmt.Errorf("kv: provision object store: %w", err)
 		}
 	}
+}
+
+// openObjects opens the object store, and creates or updates it where it is not
+// as wanted: a process that may not do that can still open one that is.
+func (s *Store) openObjects(ctx context.Context, want jetstream.ObjectStoreConfig) (jetstream.ObjectStore, error) {
+	have, err := s.js.ObjectStore(ctx, want.Bucket)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		return s.js.CreateOrUpdateObjectStore(ctx, want)
+	}
+	if err != nil {
+		return nil, err
+	}
+	st, err := have.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if st.TTL() == want.TTL && st.Replicas() == want.Replicas && st.Storage() == want.Storage {
+		return have, nil
+	}
+	return s.js.CreateOrUpdateObjectStore(ctx, want)
 }
 
 // PutObject stores data under the hex SHA-256 of it, which it returns. It may

@@ -78,7 +78,11 @@ func (s *Store) ensureWorkers(ctx context.Context, tenant string) error {
 		err := func() error {
 			ctx, cancel := attemptContext(ctx)
 			defer cancel()
-			_, err := s.js.CreateConsumer(ctx, goal.GoalsStream(tenant), QueueConfig{}.consumer())
+			// Looking first lets processes in that may not create it.
+			_, err := s.js.Consumer(ctx, goal.GoalsStream(tenant), workersConsumer)
+			if errors.Is(err, jetstream.ErrConsumerNotFound) {
+				_, err = s.js.CreateConsumer(ctx, goal.GoalsStream(tenant), QueueConfig{}.consumer())
+			}
 			return err
 		}()
 		if err == nil || errors.Is(err, jetstream.ErrConsumerExists) {
