@@ -121,10 +121,10 @@ func (d *Dashboard) newActivityView(tenant string, now time.Time) activityView {
 }
 
 func (v *activityView) countRow(r Row, from time.Time, hour []minute, all *[]time.Duration) {
-	switch {
-	case r.Status == goal.Queued:
+	if r.Status == goal.Queued {
 		v.Queued++
-	case r.Status == goal.Running:
+	}
+	if r.Status == goal.Running {
 		v.Running++
 	}
 	if i := minuteOf(r.AcceptedAt, from); i >= 0 {
@@ -160,12 +160,12 @@ func countWorker(workers map[string]*workerRow, r Row, from time.Time) {
 		w = &workerRow{Name: r.Worker}
 		workers[r.Worker] = w
 	}
-	switch {
-	case r.Status == goal.Running:
+	switch r.Status {
+	case goal.Running:
 		w.Running++
-	case r.Status == goal.Succeeded:
+	case goal.Succeeded:
 		w.Succeeded++
-	default:
+	case goal.Queued, goal.Failed, goal.Cancelled:
 		w.Other++
 	}
 	if r.ChangedAt.After(w.Seen) {

@@ -3,6 +3,7 @@ package dashboard
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"embed"
 	"encoding/hex"
 	"errors"
@@ -13,8 +14,6 @@ import (
 	"net/http"
 	"strings"
 	"time"
-
-	"crypto/sha256"
 
 	"github.com/go-chi/chi/v5"
 

@@ -36,6 +36,7 @@ func (d *Dashboard) live(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
+	r = r.WithContext(ctx)
 	wake := make(chan struct{}, 1)
 	ended := make(chan streamEnd, 1)
 	go func() {
@@ -48,7 +49,7 @@ func (d *Dashboard) live(w http.ResponseWriter, r *http.Request) {
 		ended <- streamEnd{status, err}
 	}()
 	l := liveStream{d: d, w: w, r: r, rc: http.NewResponseController(w)}
-	done := l.run(ctx, wake, ended)
+	done := l.run(wake, ended) //nolint:contextcheck // r carries it
 	cancel()
 	if !done {
 		<-ended // the API's handler ends with its context
@@ -73,13 +74,13 @@ type liveStream struct {
 
 // run sends renderings until the task or the API's stream ends, or the viewer
 // goes. It reports whether it has taken from ended.
-func (l *liveStream) run(ctx context.Context, wake <-chan struct{}, ended <-chan streamEnd) (took bool) {
+func (l *liveStream) run(wake <-chan struct{}, ended <-chan streamEnd) (took bool) {
 	grow := time.NewTicker(growEvery)
 	defer grow.Stop()
 	for {
 		var err error
 		select {
-		case <-ctx.Done():
+		case <-l.r.Context().Done():
 			return false
 		case <-wake:
 			err = l.reload()
@@ -92,7 +93,7 @@ func (l *liveStream) run(ctx context.Context, wake <-chan struct{}, ended <-chan
 		if err != nil {
 			return false // the viewer has gone, or comes back
 		}
-		pause(ctx, quiet)
+		pause(l.r.Context(), quiet)
 	}
 }
 

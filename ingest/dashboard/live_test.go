@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -45,10 +46,36 @@ func (f *feed) serve(w http.ResponseWriter, r *http.Request) bool {
 
 // viewer reads a live page.
 type viewer struct {
-	*httptest.ResponseRecorder
+	header http.Header
+	leave  context.CancelFunc
+	done   chan struct{}
 
-	leave context.CancelFunc
-	done  chan struct{}
+	mu     sync.Mutex
+	status int
+	body   strings.Builder
+}
+
+func (v *viewer) Header() http.Header { return v.header }
+
+func (v *viewer) WriteHeader(status int) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.status = status
+}
+
+func (v *viewer) Write(p []byte) (int, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.body.Write(p)
+}
+
+func (v *viewer) Flush() {}
+
+// read is what has come so far.
+func (v *viewer) read() (status int, body string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.status, v.body.String()
 }
 
 func (w *world) watch(query string, headers ...string) *viewer {
@@ -58,7 +85,7 @@ func (w *world) watch(query string, headers ...string) *viewer {
 		name, value, _ := strings.Cut(h, ": ")
 		req.Header.Set(name, value)
 	}
-	v := &viewer{ResponseRecorder: httptest.NewRecorder(), leave: cancel, done: make(chan struct{})}
+	v := &viewer{header: http.Header{}, leave: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(v.done)
 		w.d.ServeHTTP(v, req)
@@ -81,19 +108,23 @@ func TestLive(t *testing.T) {
 		}
 		f.frames <- "id: 9\nevent: step.decided.v1\ndata: {}\n\n"
 		time.Sleep(time.Second / 2)
-		if !strings.HasPrefix(v.Body.String(), "id: 9\ndata: ") || v.Header().Get("Content-Type") != "text/event-stream" {
-			t.Errorf("stream begins with %q", clip(v.Body.String(), 80))
+		synctest.Wait()
+		_, body := v.read()
+		if !strings.HasPrefix(body, "id: 9\ndata: ") || v.header.Get("Content-Type") != "text/event-stream" {
+			t.Errorf("stream begins with %q", clip(body, 80))
 		}
-		n := strings.Count(v.Body.String(), "id: 9\n")
+		n := strings.Count(body, "id: 9\n")
 		f.frames <- ": still here\n\n"
 		time.Sleep(3 * time.Second) // bars grow
-		if grown := strings.Count(v.Body.String(), "id: 9\n"); grown < n+2 {
+		synctest.Wait()
+		_, body = v.read()
+		if grown := strings.Count(body, "id: 9\n"); grown < n+2 {
 			t.Errorf("%d renderings, then %d: the page does not grow", n, grown)
 		}
 		w.put(ended(snapshot(word), word))
 		close(f.frames)
 		<-v.done
-		body := v.Body.String()
+		_, body = v.read()
 		if !strings.HasSuffix(body, "event: ended\ndata: ended\n\n") || !strings.Contains(body, "id: 10\n") {
 			t.Errorf("stream ends with %q", body[max(0, len(body)-80):])
 		}
@@ -126,8 +157,8 @@ func TestLiveEnds(t *testing.T) {
 			f.status = status
 			v := w.watch("?after=0")
 			<-v.done
-			if v.Code != want {
-				t.Errorf("API's %d is answered %d", status, v.Code)
+			if got, _ := v.read(); got != want {
+				t.Errorf("API's %d is answered %d", status, got)
 			}
 		}
 
@@ -136,7 +167,7 @@ func TestLiveEnds(t *testing.T) {
 		close(f.frames) // the server drains: the task goes on
 		v = w.watch("")
 		<-v.done
-		if strings.Contains(v.Body.String(), "event: ended") {
+		if _, body := v.read(); strings.Contains(body, "event: ended") {
 			t.Error("a stream that was cut off looks like the task's end")
 		}
 	})

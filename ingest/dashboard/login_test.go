@@ -17,7 +17,7 @@ func (w *world) login(key string) *http.Cookie {
 	if to := rec.Header().Get("Location"); to != "/activity" {
 		w.t.Errorf("log-in leads to %q", to)
 	}
-	return rec.Result().Cookies()[0] //nolint:bodyclose // a recorder's body needs no closing
+	return rec.Result().Cookies()[0]
 }
 
 func TestLogin(t *testing.T) {
@@ -64,7 +64,7 @@ func TestLoginOverTLS(t *testing.T) {
 	w := newWorld(t)
 	w.keys = map[string]Caller{"good": {Tenant: "acme"}}
 	rec := w.post("https://example.com/login", url.Values{"key": {"good"}})
-	c := rec.Result().Cookies()[0] //nolint:bodyclose // a recorder's body needs no closing
+	c := rec.Result().Cookies()[0]
 	if !c.Secure || c.Name != "__Host-goalkeeper" || c.Path != "/" || c.Domain != "" {
 		t.Errorf("cookie %+v", c)
 	}
@@ -78,7 +78,7 @@ func TestLogout(t *testing.T) {
 	cookie := "Cookie: " + c.Name + "=" + c.Value
 	wantStatus(t, w.get("/", cookie), http.StatusOK)
 	rec := w.post("/logout", url.Values{}, cookie)
-	if gone := rec.Result().Cookies()[0]; gone.MaxAge >= 0 { //nolint:bodyclose // a recorder's body needs no closing
+	if gone := rec.Result().Cookies()[0]; gone.MaxAge >= 0 {
 		t.Errorf("cookie %+v", gone)
 	}
 	wantStatus(t, w.get("/", cookie), http.StatusSeeOther)

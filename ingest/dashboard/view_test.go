@@ -154,14 +154,11 @@ func TestQueueIsCutShort(t *testing.T) {
 func TestMetersAndConditions(t *testing.T) {
 	t.Parallel()
 	v := newTaskView(ended(snapshot("word"), "word"), at(5000))
-	got := ""
-	for _, m := range v.Meters {
-		got += fmt.Sprintf("%s %s/%s tripped=%v; ", m.Name, m.Used, m.Limit, m.Tripped)
-	}
-	want := "Steps 4/9 tripped=false; Time 1.30 s/1 min 00 s tripped=false; Tokens 12/100 tripped=false; " +
-		"Errors in a row 1/3 tripped=false; Same call in a row 2/3 tripped=true; "
-	if got != want {
-		t.Errorf("meters: %s", got)
+	want := []string{"Steps 4/9 false", "Time 1.30 s/1 min 00 s false", "Tokens 12/100 false", "Errors in a row 1/3 false", "Same call in a row 2/3 true"}
+	for i, m := range v.Meters {
+		if got := fmt.Sprintf("%s %s/%s %v", m.Name, m.Used, m.Limit, m.Tripped); got != want[i] {
+			t.Errorf("meter %q, want %q", got, want[i])
+		}
 	}
 	if len(v.Conditions) != 2 || v.Conditions[0].Mark != markDone || v.Conditions[1].Mark != markLeft || len(v.Others) != 1 {
 		t.Errorf("conditions: %+v, others %+v", v.Conditions, v.Others)

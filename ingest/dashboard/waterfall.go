@@ -146,15 +146,21 @@ func (a axis) ticks(zero time.Time) []tick {
 	return out
 }
 
+// units are the round times that an axis is divided by.
+var units = []time.Duration{
+	time.Millisecond, 2 * time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond,
+	100 * time.Millisecond, 200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second,
+	15 * time.Second, 30 * time.Second, time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 30 * time.Minute, time.Hour,
+}
+
 // niceUnit is the next round time that is not shorter.
 func niceUnit(d time.Duration) time.Duration {
-	units := []time.Duration{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 15_000, 30_000, 60_000, 120_000, 300_000, 600_000, 1_800_000, 3_600_000}
 	for _, u := range units {
-		if u*time.Millisecond >= d {
-			return u * time.Millisecond
+		if u >= d {
+			return u
 		}
 	}
-	return (d/time.Hour + 1) * time.Hour
+	return d.Truncate(time.Hour) + time.Hour
 }
 
 func axisLabel(d time.Duration) string {

@@ -154,6 +154,8 @@ func wantStatus(t *testing.T, rec *httptest.ResponseRecorder, want int) {
 	}
 }
 
+const secretHook = "https://user:pw@example.com/hook?token=secret" //nolint:gosec // of a test
+
 // from is when every made-up task was accepted.
 var from = time.Date(2026, 5, 4, 10, 0, 0, 0, time.UTC)
 
@@ -180,7 +182,7 @@ func snapshot(word string) goal.Snapshot {
 				Objective:     goal.Objective{Intent: "Do " + word, TargetState: text(map[string]any{"a": map[string]any{word: word, "ok": 1}})},
 				Guardrails:    goal.Guardrails{MaxSteps: 9, TimeoutSeconds: 60, MaxTokens: 100, AllowedTools: []string{word}},
 				PreConditions: text(map[string]any{"match": map[string]any{word: word}, "etag": word}),
-				Environment:   word, WebhookURL: "https://user:pw@example.com/hook?token=secret",
+				Environment:   word, WebhookURL: secretHook,
 			},
 		}},
 		Events: []goal.Event{
