@@ -116,7 +116,7 @@ func TestList(t *testing.T) {
 
 		// The same for those who read the list as it is.
 		n := 0
-		if whole := w.srv.EachTask("default", func(s ingest.Summary) bool { n++; return n < 7 }); !whole || n != 7 {
+		if whole := w.srv.EachTask("default", func(ingest.Summary) bool { n++; return n < 7 }); !whole || n != 7 {
 			t.Errorf("EachTask called for %d tasks, whole %v", n, whole)
 		}
 		if !w.srv.EachTask("unknown", func(ingest.Summary) bool { return true }) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"testing/synctest"
 
@@ -13,7 +14,7 @@ import (
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 )
 
-// samples are the counters and gauges of a registry, as "name{values}".
+// samples are the counters and gauges of a registry, as "name value value".
 func samples(t *testing.T, reg *prometheus.Registry) map[string]float64 {
 	t.Helper()
 	families, err := reg.Gather()
@@ -23,11 +24,11 @@ func samples(t *testing.T, reg *prometheus.Registry) map[string]float64 {
 	out := map[string]float64{}
 	for _, f := range families {
 		for _, m := range f.GetMetric() {
-			name := f.GetName()
+			name := []string{f.GetName()}
 			for _, l := range m.GetLabel() {
-				name += " " + l.GetValue()
+				name = append(name, l.GetValue())
 			}
-			out[name] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			out[strings.Join(name, " ")] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
 		}
 	}
 	return out
