@@ -299,12 +299,18 @@ func (s *Store) ScheduleTurn(ctx context.Context, t goal.Turn) error {
 
 // TurnFeed hands out turns from a durable consumer that all notifiers share.
 // Next is for one caller at a time.
+//
+// It fetches batch after batch. The client's endless iterator is not used: on a
+// busy machine it can miss the moment to ask for more (it skips asking while an
+// earlier request is still being sent), and then stands still for 30 s.
 type TurnFeed struct {
-	s      *Store
-	stream string
-	filter string
-	open   func(jetstream.Msg) (goal.Due, bool, error)
-	turns  jetstream.MessagesContext // nil: to be opened
+	s        *Store
+	stream   string
+	filter   string
+	open     func(jetstream.Msg) (goal.Due, bool, error)
+	consumer jetstream.Consumer // nil: to be opened
+	batch    jetstream.MessageBatch
+	cancel   func() // ends the batch
 }
 
 // EndedTasks hands out the webhook of every task that ended.
@@ -343,15 +349,47 @@ func (f *TurnFeed) Next(ctx context.Context) (goal.Due, error) {
 }
 
 func (f *TurnFeed) next(ctx context.Context) (jetstream.Msg, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	if f.turns == nil {
-		if err := f.start(ctx); err != nil {
+	for {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		if f.batch == nil {
+			if err := f.fetch(ctx); err != nil {
+				return nil, err
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case m, ok := <-f.batch.Messages():
+			if ok {
+				return m, nil
+			}
+		}
+		err := f.batch.Error()
+		f.cancel()
+		f.batch = nil
+		if err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, nats.ErrTimeout) {
 			return nil, err
 		}
 	}
-	return f.turns.Next(jetstream.NextContext(ctx))
+}
+
+// fetch asks for the next batch. The batch outlives the call, not the feed.
+func (f *TurnFeed) fetch(ctx context.Context) error {
+	if f.consumer == nil {
+		if err := f.start(ctx); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), fetchWait)
+	batch, err := f.consumer.Fetch(turnBuffer, jetstream.FetchContext(ctx), jetstream.FetchHeartbeat(5*time.Second))
+	if err != nil {
+		cancel()
+		return err
+	}
+	f.batch, f.cancel = batch, cancel
+	return nil
 }
 
 func (f *TurnFeed) start(ctx context.Context) error {
@@ -362,28 +400,40 @@ func (f *TurnFeed) start(ctx context.Context) error {
 		DeliverPolicy: jetstream.DeliverAllPolicy, AckPolicy: jetstream.AckExplicitPolicy, AckWait: turnWait,
 		MaxDeliver: -1, MaxAckPending: turnPending,
 	})
-	if err != nil {
-		return err
-	}
-	f.turns, err = c.Messages(jetstream.PullMaxMessages(turnBuffer))
+	f.consumer = c
 	return err
 }
 
-// close gives the buffered turns back.
+// Closing a feed waits for closeIdle without a turn, and gives turns back with
+// a delay, so that they do not come back to the very batch that is being closed.
+const (
+	closeIdle  = 50 * time.Millisecond
+	closeDelay = 200 * time.Millisecond
+)
+
+// close gives the fetched turns back. What is missed comes again after
+// turnWait. The consumer is opened anew by the next call: it may have gone.
 func (f *TurnFeed) close() {
-	if f.turns == nil {
+	f.consumer = nil
+	if f.batch == nil {
 		return
 	}
-	f.turns.Drain()
 	for {
-		m, err := f.turns.Next(jetstream.NextMaxWait(time.Second))
-		if err != nil {
-			break
+		select {
+		case m, ok := <-f.batch.Messages():
+			if ok {
+				_ = m.NakWithDelay(closeDelay)
+				continue
+			}
+		case <-time.After(closeIdle):
 		}
-		_ = m.Nak() // comes again after turnWait if that is lost
+		break
 	}
-	f.turns.Stop()
-	f.turns = nil
+	f.cancel()
+	for m := range f.batch.Messages() {
+		_ = m.Nak()
+	}
+	f.batch = nil
 }
 
 // unreadable takes out what nobody can read; a newer version waits for a newer

@@ -22,8 +22,11 @@ const (
 	// good answer, so that one that came back is not run over at once.
 	firstLimit = 2
 
-	maxWaiting       = 1024 // for one proven destination
-	maxWaitingOthers = 64   // for one that is not
+	// How many may wait for one destination, by its standing; the rest is put
+	// off. The sum is bounded by maxHeld.
+	roomProven  = 2048
+	roomFresh   = 256
+	roomSuspect = 64
 
 	fastAnswer = 2 * time.Second // a slower one does not prove a destination
 )
@@ -40,7 +43,7 @@ const (
 
 // Deliveries that are put off come back one after the other.
 const (
-	spreadLeast = 5 * time.Millisecond
+	spreadLeast = time.Millisecond
 	spreadMost  = 250 * time.Millisecond
 	busyWait    = 2 * time.Second // least wait of what found a full queue
 	putOffMost  = time.Hour
@@ -318,10 +321,14 @@ func (d *destination) tally(now time.Time, bad bool) {
 
 // room is how many may wait for the destination.
 func (d *destination) room() int {
-	if d.standing == proven {
-		return maxWaiting
+	switch d.standing {
+	case proven:
+		return roomProven
+	case suspect:
+		return roomSuspect
+	case fresh:
 	}
-	return maxWaitingOthers
+	return roomFresh
 }
 
 // spread is a time at or after from for one more delivery that is put off. They
