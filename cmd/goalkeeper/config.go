@@ -44,10 +44,11 @@ type config struct {
 }
 
 type natsConfig struct {
-	URL         string `yaml:"url"`         // empty: the embedded server
-	Listen      string `yaml:"listen"`      // the embedded server's own port; empty: none
-	Credentials string `yaml:"credentials"` // file
-	Replicas    int    `yaml:"replicas"`    // default 1 embedded, 3 external
+	URL         string `yaml:"url"`          // empty: the embedded server
+	Listen      string `yaml:"listen"`       // the embedded server's own port; empty: none
+	Credentials string `yaml:"credentials"`  // file
+	InboxPrefix string `yaml:"inbox_prefix"` // where answers come, by the user's permissions; default _INBOX
+	Replicas    int    `yaml:"replicas"`     // default 1 embedded, 3 external
 }
 
 type tlsConfig struct {

@@ -48,6 +48,9 @@ func connectBroker(c *config, log *slog.Logger) (*broker, error) {
 	if c.NATS.Credentials != "" {
 		opts = append(opts, nats.UserCredentials(c.NATS.Credentials))
 	}
+	if c.NATS.InboxPrefix != "" {
+		opts = append(opts, nats.CustomInboxPrefix(c.NATS.InboxPrefix))
+	}
 	nc, err := nats.Connect(c.NATS.URL, opts...)
 	if err != nil {
 		// The error may repeat the URL with its password.

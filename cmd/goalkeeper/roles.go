@@ -17,6 +17,7 @@ import (
 type common struct {
 	Config string `short:"c" env:"GOALKEEPER_CONFIG" type:"path" help:"Configuration file (YAML)."`
 	NATS   string `name:"nats" env:"GOALKEEPER_NATS" help:"URL of external NATS servers; without it the store is embedded."`
+	Inbox  string `name:"nats-inbox" env:"GOALKEEPER_NATS_INBOX" help:"Prefix of the subjects on which NATS answers, where the user's permissions demand one."`
 	Admin  string `name:"admin-listen" env:"GOALKEEPER_ADMIN_LISTEN" help:"Address for profiles and metrics."`
 }
 
@@ -32,6 +33,7 @@ func (f common) load() (*config, error) {
 		c.NATS.URL = f.NATS
 		c.defaults()
 	}
+	override(&c.NATS.InboxPrefix, f.Inbox)
 	override(&c.AdminListen, f.Admin)
 	return c, nil
 }
