@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
@@ -105,8 +106,8 @@ func (c *change) want(path []string, value any) {
 			return
 		}
 	}
-	for i := len(path) - 1; i >= 0; i-- {
-		value = map[string]any{path[i]: value}
+	for _, name := range slices.Backward(path) {
+		value = map[string]any{name: value}
 	}
 	if c.deep {
 		value = overlay(c.value, value.(map[string]any))

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -58,14 +59,11 @@ func TestBuiltinPlans(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := ""
-			for i, a := range answer.Actions {
-				if i > 0 {
-					got += "; "
-				}
-				got += a.Tool + " " + string(a.Arguments)
+			calls := make([]string, 0, len(answer.Actions))
+			for _, a := range answer.Actions {
+				calls = append(calls, a.Tool+" "+string(a.Arguments))
 			}
-			if got != row.want {
+			if got := strings.Join(calls, "; "); got != row.want {
 				t.Errorf("got  %s\nwant %s", got, row.want)
 			}
 		})

@@ -95,8 +95,7 @@ func (c *client) post(ctx context.Context, body []byte) (reply, error) {
 // unavailable classifies a failure that says nothing about the question. A
 // URL in it is dropped, since its query may hold secrets.
 func unavailable(err error) error {
-	var ue *url.Error
-	if errors.As(err, &ue) {
+	if ue, ok := errors.AsType[*url.Error](err); ok {
 		err = ue.Err
 	}
 	return &agent.PlannerError{Kind: agent.PlannerUnavailable, Err: err}

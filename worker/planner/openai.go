@@ -95,7 +95,7 @@ func (o *OpenAI) Decide(ctx context.Context, s agent.Situation) (agent.Answer, e
 // ask makes one request, and a second one when a field's name was refused.
 func (o *OpenAI) ask(ctx context.Context, s agent.Situation, names toolNames, short bool) (agent.Answer, error) {
 	for again := false; ; again = true {
-		field := o.maxField.Load().(string) //nolint:errcheck,forcetypeassert // only strings are stored
+		field := o.maxField.Load().(string)
 		body, err := o.request(s, names, field, short)
 		if err != nil {
 			return agent.Answer{}, err

@@ -224,10 +224,11 @@ func TestOpenAIRequest(t *testing.T) {
 			t.Errorf("%s is %v, want %v", name, got.all[name], want)
 		}
 	}
-	text := ""
+	var told strings.Builder
 	for _, m := range got.Messages {
-		text += m.Role + ": " + *m.Content + "\n"
+		told.WriteString(m.Role + ": " + *m.Content + "\n")
 	}
+	text := told.String()
 	for _, want := range []string{"Be brief.", "Refund W1", "T-88", "9007199254740993", "9007199254740995", "Mind this.", "Steps left: 5", "Tokens left: 77"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not told in\n%s", want, text)
@@ -292,13 +293,13 @@ func journal(steps []agent.Step, answer agent.Answer, outcomes ...goal.Outcome) 
 // every call, so that no server refuses the conversation.
 func TestOpenAIConversation(t *testing.T) {
 	t.Parallel()
-	first := `{"content":"Both.","reasoning_content":"secret thought","tool_calls":[
+	both := `{"content":"Both.","reasoning_content":"secret thought","tool_calls":[
 		{"id":"dup","type":"function","extra_content":{"google":{"thought_signature":"sig"}},"function":{"name":"orders__refund","arguments":"{\"id\":9007199254740993}"}},
 		{"id":"dup","type":"function","function":{"name":"state__set","arguments":"{}"}},
 		{"id":"dup","type":"function","function":{"name":"state__set","arguments":"{\"broken"}}]}`
 	s, cfg := newStub(t, func(w http.ResponseWriter, _ chatRequest, nth int) {
 		if nth == 1 {
-			reply(w, first, "tool_calls", "")
+			reply(w, both, "tool_calls", "")
 			return
 		}
 		reply(w, `{"content":"x"}`, "stop", "")
@@ -324,11 +325,11 @@ func TestOpenAIConversation(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := s.seen()[1].Messages
-	roles := ""
+	var first strings.Builder
 	for _, x := range m {
-		roles += x.Role[:1]
+		first.WriteString(x.Role[:1])
 	}
-	if roles != "su"+"attt"+"a"+"at"+"at"+"u" {
+	if roles := first.String(); roles != "su"+"attt"+"a"+"at"+"at"+"u" {
 		t.Fatalf("roles %s", roles)
 	}
 	if m[2].Reasoning != "secret thought" || *m[2].Content != "Both." || m[2].ToolCalls[0].Extra["google"] == nil {
@@ -437,7 +438,7 @@ func TestOpenAIToolNames(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("long.", 30)
 	var call string
-	s, cfg := newStub(t, func(w http.ResponseWriter, r chatRequest, _ int) {
+	s, cfg := newStub(t, func(w http.ResponseWriter, _ chatRequest, _ int) {
 		reply(w, toolMessage(call, `"{}"`), "tool_calls", "")
 	})
 	p := newOpenAI(t, cfg)
@@ -487,8 +488,7 @@ func FuzzOpenAIAnswer(f *testing.F) {
 		sit := situation()
 		answer, err := p.Decide(t.Context(), sit)
 		if err != nil {
-			var pe *agent.PlannerError
-			if !errors.As(err, &pe) {
+			if _, ok := errors.AsType[*agent.PlannerError](err); !ok {
 				t.Fatalf("%v is not classified", err)
 			}
 			return

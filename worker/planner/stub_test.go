@@ -2,6 +2,7 @@ package planner_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -105,7 +106,7 @@ func (s *stub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // the alphabet.
 func (r chatRequest) check() error {
 	if r.Model == "" || len(r.Messages) < 2 || r.Messages[0].Role != "system" || r.Stream == nil || *r.Stream {
-		return fmt.Errorf("model, messages or stream")
+		return errors.New("model, messages or stream")
 	}
 	open, used := map[string]bool{}, map[string]bool{}
 	for i, m := range r.Messages {

@@ -168,8 +168,7 @@ func (h *HTTP) get(ctx context.Context, u *url.URL) (answer, error) {
 
 // withoutURL drops the URL, whose query may hold secrets, from a client's error.
 func withoutURL(err error) error {
-	var ue *url.Error
-	if errors.As(err, &ue) {
+	if ue, ok := errors.AsType[*url.Error](err); ok {
 		return ue.Err
 	}
 	return err

@@ -35,7 +35,8 @@ func TestKVObserve(t *testing.T) {
 	}{
 		"only what was named": {
 			map[string]string{"orders/W1": `{"n":9007199254740993}`, "orders/W2": `{}`, "version": `12`},
-			[]agent.Entity{{Collection: "orders", ID: "W1"}}, `{"orders":{"W1":{"n":9007199254740993}}}`,
+			[]agent.Entity{{Collection: "orders", ID: "W1"}},
+			`{"orders":{"W1":{"n":9007199254740993}}}`,
 		},
 		"root member":               {map[string]string{"version": `1.20`}, []agent.Entity{{Collection: "version"}}, `{"version":1.20}`},
 		"absent root member":        {nil, []agent.Entity{{Collection: "version"}}, `{}`},
@@ -49,7 +50,8 @@ func TestKVObserve(t *testing.T) {
 		"null is there":             {map[string]string{"c/a": `null`}, []agent.Entity{{Collection: "c", ID: "a"}}, `{"c":{"a":null}}`},
 		"whole and member": {
 			map[string]string{"c": `{"x":1}`, "c/a": `2`},
-			[]agent.Entity{{Collection: "c", ID: "a"}, {Collection: "c"}}, `{"c":{"x":1,"a":2}}`,
+			[]agent.Entity{{Collection: "c", ID: "a"}, {Collection: "c"}},
+			`{"c":{"x":1,"a":2}}`,
 		},
 	}
 	for name, row := range rows {

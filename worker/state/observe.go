@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -112,9 +113,7 @@ func lay(state map[string]any, e agent.Entity, a answer) error {
 		if !ok {
 			return errors.New("read state: the answer is not an object")
 		}
-		for name, v := range members {
-			state[name] = v
-		}
+		maps.Copy(state, members)
 	case e.ID == "":
 		state[e.Collection] = a.value
 	default:

@@ -2,7 +2,6 @@ package tool
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,9 +9,6 @@ import (
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 	"github.com/goalkeeper-dev/goalkeeper/worker/agent"
 )
-
-// ErrUnknown means that no tool has that name.
-var ErrUnknown = errors.New("unknown tool")
 
 // Source is a group of tools whose names it alone knows. All methods may be
 // called concurrently.
@@ -65,7 +61,7 @@ func (b *Box) Call(ctx context.Context, c agent.Call) (goal.Outcome, error) {
 			return s.Call(ctx, c)
 		}
 	}
-	return goal.Outcome{}, fmt.Errorf("%w %q", ErrUnknown, c.Tool)
+	return goal.Outcome{}, fmt.Errorf("%w %q", agent.ErrUnknownTool, c.Tool)
 }
 
 func sortSpecs(specs []agent.ToolSpec) {

@@ -160,7 +160,7 @@ func refuse(format string, args ...any) error {
 func (d *Documents) Call(ctx context.Context, c agent.Call) (goal.Outcome, error) {
 	s, ok := d.schemas[c.Tool]
 	if !ok {
-		return goal.Outcome{}, fmt.Errorf("%w %q", ErrUnknown, c.Tool)
+		return goal.Outcome{}, fmt.Errorf("%w %q", agent.ErrUnknownTool, c.Tool)
 	}
 	if _, err := s.check(c.Arguments); err != nil {
 		return goal.Outcome{}, err
@@ -241,13 +241,14 @@ func (d *Documents) get(ctx context.Context, e edit) (goal.Outcome, error) {
 
 // change does a keyed call.
 func (d *Documents) change(ctx context.Context, c agent.Call, e edit) (goal.Outcome, error) {
+	revisions := map[string]uint64{}
 	if c.Tool == StateDelete && e.ID != "" {
-		checked, err := d.removeMember(ctx, c, e)
+		whole, err := d.removeMember(ctx, c, e)
 		if err != nil {
 			return goal.Outcome{}, err
 		}
-		if checked {
-			e.IfRevision = nil
+		if whole > 0 {
+			e.IfRevision, revisions[e.Collection] = nil, whole
 		}
 	}
 	rev, replayed, err := d.store.Edit(ctx, d.namespace, e.Collection, e.ID, c.Key,
@@ -281,9 +282,8 @@ func (d *Documents) change(ctx context.Context, c agent.Call, e edit) (goal.Outc
 	if err != nil {
 		return goal.Outcome{}, err
 	}
-	return goal.Outcome{
-		Kind: goal.CallOK, Result: result, Replayed: replayed, Revisions: map[string]uint64{e.name(): rev},
-	}, nil
+	revisions[e.name()] = rev
+	return goal.Outcome{Kind: goal.CallOK, Result: result, Replayed: replayed, Revisions: revisions}, nil
 }
 
 // member reads an entity that has no document of its own as a member of the
@@ -300,39 +300,38 @@ func (d *Documents) member(ctx context.Context, e edit) (json.RawMessage, uint64
 	return members[e.ID], rev, nil
 }
 
+// errNoMember ends an edit that has nothing to do.
+var errNoMember = errors.New("no such member")
+
 // removeMember takes an entity out of the document that holds its whole
 // collection, if there is one, so that it does not show again once its own
 // document is gone. It goes first: a call that is repeated after a crash
-// between the two writes finishes the second. It reports whether it checked
-// if_revision.
-func (d *Documents) removeMember(ctx context.Context, c agent.Call, e edit) (checked bool, err error) {
-	_, rev, err := d.member(ctx, e)
-	if errors.Is(err, goal.ErrNotFound) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
-	_, own, err := d.store.Get(ctx, d.namespace, e.Collection, e.ID)
-	switch {
-	case err == nil:
-		rev = own
-	case !errors.Is(err, goal.ErrNotFound):
-		return false, err
-	}
-	if err := e.permitted(rev); err != nil {
-		return false, err
-	}
-	_, _, err = d.store.Edit(ctx, d.namespace, e.Collection, "", c.Key,
-		func(current json.RawMessage, _ uint64) (json.RawMessage, error) {
+// between the two writes finishes the second. It returns the new revision of
+// that document and has checked if_revision then; 0 where there was nothing.
+func (d *Documents) removeMember(ctx context.Context, c agent.Call, e edit) (whole uint64, err error) {
+	whole, _, err = d.store.Edit(ctx, d.namespace, e.Collection, "", c.Key,
+		func(current json.RawMessage, rev uint64) (json.RawMessage, error) {
 			var members map[string]json.RawMessage
-			if json.Unmarshal(current, &members) != nil {
-				return current, nil
+			if err := json.Unmarshal(current, &members); err != nil || members[e.ID] == nil {
+				return nil, errNoMember
+			}
+			_, own, err := d.store.Get(ctx, d.namespace, e.Collection, e.ID)
+			switch {
+			case err == nil:
+				rev = own
+			case !errors.Is(err, goal.ErrNotFound):
+				return nil, err
+			}
+			if err := e.permitted(rev); err != nil {
+				return nil, err
 			}
 			delete(members, e.ID)
 			return goal.Marshal(members)
 		})
-	return true, err
+	if errors.Is(err, errNoMember) {
+		return 0, nil
+	}
+	return whole, err
 }
 
 // permitted checks if_revision.

@@ -123,12 +123,11 @@ func TestDocumentToolsRefuseArguments(t *testing.T) {
 	}
 	for name, row := range rows {
 		_, err := tools.Call(t.Context(), agent.Call{Tool: row.tool, Arguments: json.RawMessage(row.args)})
-		var ae *agent.ArgumentsError
-		if !errors.As(err, &ae) {
+		if _, ok := errors.AsType[*agent.ArgumentsError](err); !ok {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := tools.Call(t.Context(), agent.Call{Tool: "state.nope"}); !errors.Is(err, tool.ErrUnknown) {
+	if _, err := tools.Call(t.Context(), agent.Call{Tool: "state.nope"}); !errors.Is(err, agent.ErrUnknownTool) {
 		t.Errorf("unknown tool: %v", err)
 	}
 	specs, err := tools.List(t.Context())

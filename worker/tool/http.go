@@ -232,7 +232,7 @@ func (h *HTTP) List(context.Context) ([]agent.ToolSpec, error) {
 func (h *HTTP) Call(ctx context.Context, c agent.Call) (goal.Outcome, error) {
 	e := h.tools[c.Tool]
 	if e == nil {
-		return goal.Outcome{}, fmt.Errorf("%w %q", ErrUnknown, c.Tool)
+		return goal.Outcome{}, fmt.Errorf("%w %q", agent.ErrUnknownTool, c.Tool)
 	}
 	args, err := e.schema.check(c.Arguments)
 	if err != nil {

@@ -431,7 +431,7 @@ func TestHTTPArguments(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := box.Call(t.Context(), agent.Call{Tool: "nope"}); !errors.Is(err, tool.ErrUnknown) {
+	if _, err := box.Call(t.Context(), agent.Call{Tool: "nope"}); !errors.Is(err, agent.ErrUnknownTool) {
 		t.Errorf("unknown tool: %v", err)
 	}
 }
@@ -493,7 +493,7 @@ func TestBox(t *testing.T) {
 	if err != nil || len(specs) != 6 || specs[5].Name != "z.a" {
 		t.Errorf("list %v, %v", specs, err)
 	}
-	if _, err := box.Call(t.Context(), agent.Call{Tool: "nope"}); !errors.Is(err, tool.ErrUnknown) {
+	if _, err := box.Call(t.Context(), agent.Call{Tool: "nope"}); !errors.Is(err, agent.ErrUnknownTool) {
 		t.Errorf("unknown tool: %v", err)
 	}
 	if _, err := tool.NewBox(a, a); err == nil {

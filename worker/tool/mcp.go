@@ -197,14 +197,13 @@ func (m *MCP) Call(ctx context.Context, c agent.Call) (goal.Outcome, error) {
 	started := time.Now()
 	t, err := m.find(ctx, c.Tool)
 	if err != nil {
-		if errors.Is(err, ErrUnknown) {
+		if errors.Is(err, agent.ErrUnknownTool) {
 			return goal.Outcome{}, err
 		}
-		kind, message := m.explain(ctx, err)
-		if kind != goal.CallTimeout {
-			kind = goal.CallUnavailable
-		}
-		return goal.Outcome{Kind: kind, Message: message + "; nothing was sent", Attempts: 1, Took: goal.Millis(time.Since(started))}, nil
+		_, message := m.explain(ctx, err)
+		return goal.Outcome{
+			Kind: goal.CallUnavailable, Message: message + "; nothing was sent", Attempts: 1, Took: goal.Millis(time.Since(started)),
+		}, nil
 	}
 	if _, err := t.schema.check(c.Arguments); err != nil {
 		return goal.Outcome{}, err
@@ -233,7 +232,7 @@ func (m *MCP) find(ctx context.Context, name string) (*mcpTool, error) {
 			return t, nil
 		}
 	}
-	return nil, fmt.Errorf("%w %q", ErrUnknown, name)
+	return nil, fmt.Errorf("%w %q", agent.ErrUnknownTool, name)
 }
 
 func (m *MCP) attempts(ctx context.Context, c agent.Call, t *mcpTool, params *mcp.CallToolParams) goal.Outcome {

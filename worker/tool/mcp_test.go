@@ -47,13 +47,13 @@ func stdio(t *testing.T, mode string) tool.MCPServer {
 }
 
 // overHTTP is a played server behind streamable HTTP.
-func overHTTP(t *testing.T) (*played, tool.MCPServer, *httptest.Server) {
+func overHTTP(t *testing.T) (*played, tool.MCPServer) {
 	t.Helper()
 	p := &played{}
 	s := p.server()
 	srv := httptest.NewServer(mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return s }, nil))
 	t.Cleanup(srv.Close)
-	return p, tool.MCPServer{URL: srv.URL}, srv
+	return p, tool.MCPServer{URL: srv.URL}
 }
 
 func mcpCall(name, args string) agent.Call {
@@ -62,7 +62,7 @@ func mcpCall(name, args string) agent.Call {
 
 func TestMCPList(t *testing.T) {
 	t.Parallel()
-	_, cfg, _ := overHTTP(t)
+	_, cfg := overHTTP(t)
 	want := map[string]struct{ plain, trusted goal.Replay }{
 		"srv.echo": {goal.ReplayUnsafe, goal.ReplayRead}, "srv.pay": {goal.ReplayKeyed, goal.ReplayKeyed},
 		"srv.put": {goal.ReplayUnsafe, goal.ReplayIdempotent}, "srv.fail": {goal.ReplayRead, goal.ReplayRead},
@@ -91,7 +91,7 @@ func TestMCPList(t *testing.T) {
 
 func TestMCPKeyReachesTheServer(t *testing.T) {
 	t.Parallel()
-	p, cfg, _ := overHTTP(t)
+	p, cfg := overHTTP(t)
 	m := newMCP(t, cfg)
 	out, err := m.Call(t.Context(), mcpCall("pay", `{"amount":9007199254740993}`))
 	if err != nil || !out.OK() || string(out.Result) != `{"amount":9007199254740993,"idempotency_key":"thekey"}` {
@@ -105,7 +105,7 @@ func TestMCPKeyReachesTheServer(t *testing.T) {
 
 func TestMCPOutcomes(t *testing.T) {
 	t.Parallel()
-	_, cfg, _ := overHTTP(t)
+	_, cfg := overHTTP(t)
 	cfg.CallTimeout = 500 * time.Millisecond
 	cfg.Replay = map[string]goal.Replay{"crash": goal.ReplayKeyed}
 	store := &objects{}
@@ -143,7 +143,7 @@ func TestMCPOutcomes(t *testing.T) {
 
 func TestMCPRefusesArgumentsAndNames(t *testing.T) {
 	t.Parallel()
-	p, cfg, _ := overHTTP(t)
+	p, cfg := overHTTP(t)
 	m := newMCP(t, cfg)
 	for name, args := range map[string]string{"type": `{"n":"x"}`, "unknown": `{"m":1}`, "no object": `1`, "key is ours": `{"idempotency_key":"mine"}`} {
 		tool := "echo"
@@ -155,7 +155,7 @@ func TestMCPRefusesArgumentsAndNames(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := m.Call(t.Context(), mcpCall("nope", `{}`)); !errors.Is(err, tool.ErrUnknown) {
+	if _, err := m.Call(t.Context(), mcpCall("nope", `{}`)); !errors.Is(err, agent.ErrUnknownTool) {
 		t.Errorf("unknown tool: %v", err)
 	}
 	if got := p.seen(); len(got) != 0 {
@@ -285,7 +285,7 @@ func TestMCPConnectTimeout(t *testing.T) {
 	cfg.ConnectTimeout = 300 * time.Millisecond
 	started := time.Now()
 	out, err := newMCP(t, cfg).Call(t.Context(), mcpCall("echo", `{}`))
-	if err != nil || out.Kind != goal.CallTimeout || time.Since(started) > 10*time.Second {
+	if err != nil || out.Kind != goal.CallUnavailable || time.Since(started) > 10*time.Second {
 		t.Errorf("outcome %+v, %v after %s", out, err, time.Since(started))
 	}
 }
@@ -350,7 +350,7 @@ func TestMCPConcurrentCallsShareASession(t *testing.T) {
 
 func TestMCPForStates(t *testing.T) {
 	t.Parallel()
-	_, cfg, _ := overHTTP(t)
+	_, cfg := overHTTP(t)
 	m := newMCP(t, cfg)
 	for name, want := range map[string]string{"both": `{"n": 9007199254740993}`, "fail": "", "structured": ""} {
 		got, err := m.CallTool(t.Context(), name, json.RawMessage(`{}`))

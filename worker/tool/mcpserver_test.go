@@ -3,6 +3,7 @@ package tool_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -39,7 +40,7 @@ func serveStdio(mode string) {
 		return
 	case modeStubborn:
 		signal.Ignore(syscall.SIGTERM)
-		child := exec.Command("sleep", "60")
+		child := exec.CommandContext(context.Background(), "sleep", "60")
 		if err := child.Start(); err != nil {
 			panic(err)
 		}
@@ -111,8 +112,11 @@ func (p *played) server() *mcp.Server {
 		return nil, &jsonrpc.Error{Code: jsonrpc.CodeInternalError, Message: "oops"}
 	})
 	add("slow", ``, nil, func(ctx context.Context, _ *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
-		<-ctx.Done()
-		return nil, ctx.Err()
+		select { // the notice that the call was cancelled may get lost with the session
+		case <-ctx.Done():
+		case <-time.After(2 * time.Second):
+		}
+		return nil, errors.New("too late")
 	})
 	add("die", ``, nil, func(context.Context, *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
 		os.Exit(3)

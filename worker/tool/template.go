@@ -2,6 +2,7 @@ package tool
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/url"
@@ -85,13 +86,15 @@ func cutQuery(raw string) string {
 	return raw
 }
 
+var errBraces = errors.New("unbalanced braces")
+
 // pieces splits text at its {places}.
 func pieces(s string) ([]piece, error) {
 	var out []piece
 	for s != "" {
 		before, rest, ok := strings.Cut(s, "{")
 		if strings.Contains(before, "}") {
-			return nil, fmt.Errorf("unbalanced braces")
+			return nil, errBraces
 		}
 		if before != "" {
 			out = append(out, piece{text: before})
@@ -101,7 +104,7 @@ func pieces(s string) ([]piece, error) {
 		}
 		name, rest, ok := strings.Cut(rest, "}")
 		if !ok || name == "" || strings.Contains(name, "{") {
-			return nil, fmt.Errorf("unbalanced braces")
+			return nil, errBraces
 		}
 		out = append(out, piece{text: name, arg: true})
 		s = rest
