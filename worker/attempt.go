@@ -2,11 +2,11 @@ package worker
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
-	"sync"
 	"time"
 
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
@@ -84,9 +84,11 @@ func (w *Worker) handle(ctx context.Context, job Job) {
 // order: each step may be repeated, and the acknowledgement comes last.
 func (a *attempt) run(ctx context.Context) error {
 	w, sub := a.w, a.acc.Submission
-	lock, err := w.cfg.Store.Lock(ctx, sub.Tenant, sub.TaskID, w.cfg.Name, w.cfg.AckWait)
+	// The owner is this attempt, not the worker: it may be handed the same goal
+	// again before it has noticed that it lost it.
+	lock, err := w.cfg.Store.Lock(ctx, sub.Tenant, sub.TaskID, w.cfg.Name+"/"+rand.Text()[:8], w.cfg.AckWait)
 	if err != nil {
-		return fmt.Errorf("lock: %w", err)
+		return why(ctx, fmt.Errorf("lock: %w", err))
 	}
 	w.hook(PointLocked)
 	ctx, cancelWork := context.WithCancelCause(ctx)
@@ -99,9 +101,7 @@ func (a *attempt) run(ctx context.Context) error {
 	}
 	endSpan(res, err)
 	stopBeating()
-	if cause := context.Cause(ctx); err != nil && cause != nil {
-		err = cause // why the work was stopped says more than that it was
-	}
+	err = why(ctx, err)
 	if errors.Is(err, goal.ErrFenced) || errors.Is(err, errLockLost) {
 		return err // not ours any more: neither release nor acknowledge
 	}
@@ -124,43 +124,37 @@ func (a *attempt) run(ctx context.Context) error {
 }
 
 // keepAlive renews the lease and the delivery every third of AckWait until the
-// returned function is called, which waits for the goroutine. It cancels the
-// work with errLockLost when the lease is gone, or could not be renewed before
-// it ran out.
+// returned function is called, which waits for it. It cancels the work with
+// errLockLost when the lease is gone, or could not be renewed before it ran out.
 func (a *attempt) keepAlive(ctx context.Context, cancel context.CancelCauseFunc, lock Lock) (stop func()) {
-	quit, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		every := a.w.cfg.AckWait / 3
-		tick := time.NewTicker(every)
-		defer tick.Stop()
-		renewed := time.Now()
-		for {
-			select {
-			case <-quit:
-				return
-			case <-tick.C:
-			}
-			a.w.beat(ctx, a.job)
-			rctx, rcancel := context.WithTimeout(context.WithoutCancel(ctx), every)
-			err := lock.Renew(rctx)
-			rcancel()
-			switch {
-			case err == nil:
-				renewed = time.Now()
-			case errors.Is(err, goal.ErrFenced), time.Since(renewed) >= a.w.cfg.AckWait:
-				cancel(fmt.Errorf("%w: %w", errLockLost, err))
-				return
-			default:
-				a.log.WarnContext(ctx, "renewing the lease failed, trying again", "error", err)
-			}
+	third := a.w.cfg.AckWait / 3
+	ends := time.Now().Add(a.w.cfg.AckWait)
+	return every(third, func() bool {
+		a.w.beat(ctx, a.job)
+		began := time.Now()
+		rctx, rcancel := context.WithTimeout(context.WithoutCancel(ctx), min(third, ends.Sub(began)))
+		err := lock.Renew(rctx)
+		rcancel()
+		switch {
+		case err == nil:
+			ends = began.Add(a.w.cfg.AckWait) // the store may have counted from the sending
+		case errors.Is(err, goal.ErrFenced), !time.Now().Before(ends):
+			cancel(fmt.Errorf("%w: %w", errLockLost, err))
+			return false
+		default:
+			a.log.WarnContext(ctx, "renewing the lease failed, trying again", "error", err)
 		}
-	}()
-	var once sync.Once
-	return func() {
-		once.Do(func() { close(quit) })
-		<-done
+		return true
+	})
+}
+
+// why adds the cause of ctx to what failed when the work was stopped.
+func why(ctx context.Context, err error) error {
+	cause := context.Cause(ctx)
+	if err == nil || cause == nil || errors.Is(err, cause) {
+		return err
 	}
+	return fmt.Errorf("%w: %w", cause, err)
 }
 
 // work returns the result of the goal, the one that is stored already or the
@@ -180,7 +174,7 @@ func (a *attempt) work(ctx context.Context) (goal.Result, int, error) {
 		return a.failed(goal.QueueExpired, "the goal could not start before the end of its retention came near"), 0, nil
 	}
 	env, ok := w.cfg.Environments.Environment(sub.Tenant, sub.Goal.EnvironmentName())
-	if !ok {
+	if !ok && sub.Refused == nil { // a refused goal ends with its own problem, which may be this
 		return a.failed(goal.InvalidGoal, "environment "+sub.Goal.EnvironmentName()+" is not configured here"), len(history), nil
 	}
 	w.observe(func(o Observer) { o.Taken(sub.Tenant, time.Since(a.acc.At), len(history) > 0) })
@@ -259,7 +253,10 @@ func (w *Worker) track(a *attempt) {
 func (w *Worker) untrack(a *attempt) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.running, a.acc.Submission.Tenant+"/"+a.acc.Submission.TaskID)
+	// A second delivery of the goal may be at work here by now.
+	if key := a.acc.Submission.Tenant + "/" + a.acc.Submission.TaskID; w.running[key] == a {
+		delete(w.running, key)
+	}
 	w.observe(func(o Observer) { o.Running(len(w.running)) })
 }
 
