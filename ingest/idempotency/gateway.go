@@ -36,7 +36,9 @@ type Route struct {
 	Unprotected bool `yaml:"unprotected"`
 
 	ConnectTimeout time.Duration `yaml:"connect_timeout"` // default 5 s
-	Timeout        time.Duration `yaml:"timeout"`         // of the whole exchange; default 2 min
+	// Timeout of a protected call's whole exchange, and for what passes
+	// unprotected, of the wait for the answer's header. Default 2 min.
+	Timeout time.Duration `yaml:"timeout"`
 	// TLS configures the connections to an https upstream. Default: the system's roots.
 	TLS *tls.Config `yaml:"-"`
 

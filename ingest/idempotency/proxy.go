@@ -25,7 +25,8 @@ func (r Route) proxy(target *url.URL, cfg Config) (handler http.Handler, closeId
 		TLSClientConfig:       r.TLS.Clone(), // nil stays nil
 		TLSHandshakeTimeout:   r.ConnectTimeout,
 		ForceAttemptHTTP2:     true,
-		DisableCompression:    true, // or it would ask for gzip and undo it behind our back
+		DisableCompression:    true,      // or it would ask for gzip and undo it behind our back
+		ResponseHeaderTimeout: r.Timeout, // for what passes unprotected; a protected call's context ends then too
 		MaxIdleConnsPerHost:   64,
 		IdleConnTimeout:       90 * time.Second,
 		ExpectContinueTimeout: time.Second,

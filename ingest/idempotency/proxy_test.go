@@ -231,6 +231,20 @@ func TestAmbiguousFailures(t *testing.T) {
 	}
 }
 
+func TestUnprotectedTimeout(t *testing.T) {
+	t.Parallel()
+	silent := make(chan struct{})
+	u := newRawUpstream(t, func(*http.Request, io.Writer) bool {
+		<-silent
+		return false
+	})
+	w := gatewayWorld(t, u.url, func(r *Route) { r.Timeout = 100 * time.Millisecond })
+	w.call(http.MethodGet, "/", "", "").want(t, 504).problem(t, "dependency-unavailable")
+	close(silent)
+}
+
+// Credentials of callers are not ours to judge: they reach the backend, and
+// nothing of them is kept.
 func TestWhatTheUpstreamSees(t *testing.T) {
 	t.Parallel()
 	var seen *http.Request
@@ -244,7 +258,7 @@ func TestWhatTheUpstreamSees(t *testing.T) {
 	defer upstream.Close()
 	w := gatewayWorld(t, upstream.URL+"/base", func(r *Route) { r.Path, r.StripPath = "/api", true })
 	w.call(http.MethodPost, "/api/a%2Fb?x=%zz;y", `"k"`, "", HeaderAttempt, "7", HeaderFence, "7", "X-Forwarded-For", "6.6.6.6",
-		"Accept-Encoding", "gzip", "Te", "trailers").
+		"Accept-Encoding", "gzip", "Te", "trailers", "Authorization", "Bearer secret").
 		want(t, 200, HeaderLookup, "MISS", HeaderReplayed, "", "X-Private", "")
 	for _, check := range [][2]string{
 		{seen.RequestURI, "/base/a%2Fb?x=%zz;y"},
@@ -255,9 +269,15 @@ func TestWhatTheUpstreamSees(t *testing.T) {
 		{seen.Header.Get("Accept-Encoding"), "identity"},
 		{seen.Host, strings.TrimPrefix(upstream.URL, "http://")},
 		{seen.Method, http.MethodPost},
+		{seen.Header.Get("Authorization"), "Bearer secret"},
 	} {
 		if check[0] != check[1] {
 			t.Errorf("the upstream saw %q; want %q", check[0], check[1])
+		}
+	}
+	for _, rec := range w.store.recs {
+		if strings.Contains(string(rec.data), "secret") || strings.Contains(string(rec.data), "x=%zz") {
+			t.Errorf("credentials or the query are kept: %s", rec.data)
 		}
 	}
 }

@@ -85,16 +85,17 @@ function check(text) {
       } catch {
         throw new KeyError("not JSON");
       }
-    } else if (/^-?\d+$/.test(t) && BigInt(t) !== BigInt(finite(Number(t)))) {
-      throw new KeyError("an integer is beyond what a number holds: send it as a string");
+    } else if (/^-?\d+$/.test(t)) {
+      integer(t);
     }
     last = t;
   }
 }
 
-function finite(n) {
+function integer(digits) {
+  const n = Number(digits);
   if (!Number.isFinite(n)) throw new KeyError("a number is not finite");
-  return n;
+  if (BigInt(digits) !== BigInt(n)) throw new KeyError("an integer is beyond what a number holds: send it as a string");
 }
 
 function keyOf({ session, step, tool }, canonicalPayload) {
