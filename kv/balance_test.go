@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -86,7 +87,7 @@ func TestBalanceIsNeverOverdrawn(t *testing.T) {
 			)
 			for i := range 16 {
 				wg.Go(func() {
-					switch err := b.Reserve(t.Context(), "acme", fmt.Sprint(i), 15); {
+					switch err := b.Reserve(t.Context(), "acme", strconv.Itoa(i), 15); {
 					case err == nil:
 						reserved.Add(1)
 					case !errors.Is(err, goal.ErrBalance):
@@ -146,4 +147,22 @@ func TestBalanceAddsUp(t *testing.T) {
 			}
 		}
 	})
+}
+
+func BenchmarkBalance(b *testing.B) {
+	balances := kvtest.Store(b, kvtest.Options{}).Balances()
+	if err := balances.Grant(b.Context(), "acme", "g", 1<<40); err != nil {
+		b.Fatal(err)
+	}
+	n := 0
+	for b.Loop() {
+		n++
+		id := strconv.Itoa(n)
+		if err := balances.Reserve(b.Context(), "acme", id, 100); err != nil {
+			b.Fatal(err)
+		}
+		if err := balances.Settle(b.Context(), "acme", id, 50); err != nil {
+			b.Fatal(err)
+		}
+	}
 }

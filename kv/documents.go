@@ -205,8 +205,7 @@ func (d *Documents) Edit(ctx context.Context, namespace, collection, id, key str
 	defer cancel()
 	for attempt := 0; ; attempt++ {
 		rev, replayed, err = d.editOnce(ctx, subject, key, edit)
-		var lost *raceError
-		if !errors.As(err, &lost) {
+		if _, lost := errors.AsType[*raceError](err); !lost {
 			return rev, replayed, err
 		}
 		if !pause(ctx, attempt) {
