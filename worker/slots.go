@@ -79,3 +79,29 @@ func (b *backoff) wait(ctx context.Context) {
 	case <-ctx.Done():
 	}
 }
+
+// every calls f each d until f returns false or the returned function is
+// called, which waits for the call that runs and may be repeated.
+func every(d time.Duration, f func() bool) (stop func()) {
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(d)
+		defer tick.Stop()
+		for {
+			select {
+			case <-quit:
+				return
+			case <-tick.C:
+			}
+			if !f() {
+				return
+			}
+		}
+	}()
+	var once sync.Once
+	return func() {
+		once.Do(func() { close(quit) })
+		<-done
+	}
+}

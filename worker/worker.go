@@ -81,7 +81,7 @@ type Config struct {
 	Environments Environments       // required
 	Balance      agent.Balance      // nil: no token balances
 	Concurrency  int                // goals at a time; default 64
-	AckWait      time.Duration      // of the queue: a silent worker is given up after it; default 15 s
+	AckWait      time.Duration      // of the queue: a silent worker is given up after it; default 15 s, at least 1 s
 	Grace        time.Duration      // how long a drain lets running goals go on; default 10 s
 	Log          *slog.Logger       // default slog.Default()
 	Observer     Observer           // nil: nobody
@@ -111,6 +111,15 @@ func (c Config) withDefaults() (Config, error) {
 		return c, errors.New("worker: Config.Queues is empty: no tenant to work for")
 	case c.Concurrency < 0:
 		return c, fmt.Errorf("worker: Config.Concurrency is %d, want at least 1", c.Concurrency)
+	case c.AckWait != 0 && c.AckWait < time.Second:
+		return c, fmt.Errorf("worker: Config.AckWait is %s, want at least 1s", c.AckWait)
+	case c.Grace < 0:
+		return c, fmt.Errorf("worker: Config.Grace is %s, want none below 0", c.Grace)
+	}
+	for tenant, q := range c.Queues {
+		if q == nil {
+			return c, fmt.Errorf("worker: Config.Queues has no queue for tenant %q", tenant)
+		}
 	}
 	if c.Name == "" {
 		host, err := os.Hostname()
@@ -221,22 +230,18 @@ func (w *Worker) take(ctx, work context.Context, tenant string, q Queue, jobs *s
 }
 
 // acquire waits for a slot while it keeps the job alive; when ctx ends first
-// the job goes back.
+// the job goes back. It asks once: who asked again would lose the place.
 func (w *Worker) acquire(ctx context.Context, job Job) bool {
-	for {
-		wait, cancel := context.WithTimeout(ctx, w.cfg.AckWait/3)
-		got := w.slots.acquire(wait)
-		cancel()
-		switch {
-		case got:
-			return true
-		case ctx.Err() != nil:
-			w.giveBack(ctx, job, 0)
-			return false
-		default:
-			w.beat(ctx, job)
-		}
+	stopBeating := every(w.cfg.AckWait/3, func() bool {
+		w.beat(ctx, job)
+		return true
+	})
+	got := w.slots.acquire(ctx)
+	stopBeating()
+	if !got {
+		w.giveBack(ctx, job, 0)
 	}
+	return got
 }
 
 // cancelled tells a running attempt that its cancellation was asked for.
