@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -20,6 +21,7 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"github.com/goalkeeper-dev/goalkeeper/ingest"
+	"github.com/goalkeeper-dev/goalkeeper/ingest/dashboard"
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 )
 
@@ -86,6 +88,14 @@ func (b *browser) screen(width, height int64, scheme string) {
 		Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}, {Name: "prefers-reduced-motion", Value: "reduce"}},
 	})
 	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// scripts says whether pages may run scripts from the next one on.
+func (b *browser) scripts(on bool) {
+	b.t.Helper()
+	if _, err := chromedp.Call(b.ctx, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: !on}); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -157,7 +167,7 @@ func (b *browser) shot(name string) {
 	}
 }
 
-// shots saves the page in light, dark and at a phone's width, and looks that
+// gallery saves the page in light, dark and at a phone's width, and looks that
 // nothing sticks out to the side.
 func (b *browser) gallery(name string) {
 	b.t.Helper()
@@ -170,10 +180,44 @@ func (b *browser) gallery(name string) {
 		if over := eval[int](b, "document.documentElement.scrollWidth - innerWidth"); over > 0 {
 			b.t.Errorf("%s, %s: the page is %d pixels wider than the window", name, s.name, over)
 		}
+		for _, fault := range eval[[]string](b, audit) {
+			b.t.Errorf("%s, %s: %s", name, s.name, fault)
+		}
 		b.shot(name + "-" + s.name)
 	}
 	b.screen(1280, 860, "light")
 }
+
+// audit lists what a reader with a screen reader, or with weak eyes, would
+// stumble over: controls and pictures without a name, ids that are there twice,
+// not exactly one main heading, and text whose contrast is below what WCAG 2.2
+// asks for (4.5 to 1, 3 to 1 for large text).
+const audit = `(() => {
+	const faults = [];
+	const name = (e) => (e.getAttribute("aria-label") || e.textContent || (e.labels && e.labels[0] && e.labels[0].textContent) || e.title || "").trim();
+	for (const e of document.querySelectorAll("a, button, summary, select, input:not([type=hidden])")) {
+		if (!name(e)) faults.push("no name: " + e.outerHTML.slice(0, 120));
+	}
+	for (const e of document.querySelectorAll("svg")) {
+		if (!e.closest("[aria-hidden=true], [role=img][aria-label], .legend")) faults.push("no name: " + e.outerHTML.slice(0, 120));
+	}
+	const ids = [...document.querySelectorAll("[id]")].map((e) => e.id);
+	for (const id of new Set(ids.filter((id, i) => ids.indexOf(id) !== i))) faults.push("id twice: " + id);
+	if (document.querySelectorAll("h1").length !== 1) faults.push("main headings: " + document.querySelectorAll("h1").length);
+	const rgba = (c) => { const m = c.match(/[\d.]+/g).map(Number); return [m[0], m[1], m[2], m.length > 3 ? m[3] : 1]; };
+	const light = (c) => [0.2126, 0.7152, 0.0722].reduce((sum, k, i) => { const v = c[i] / 255; return sum + k * (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); }, 0);
+	const behind = (e) => { for (; e; e = e.parentElement) { const c = rgba(getComputedStyle(e).backgroundColor); if (c[3] === 1) return c; } return [255, 255, 255, 1]; };
+	const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+	while (walk.nextNode()) {
+		const e = walk.currentNode.parentElement;
+		if (!walk.currentNode.data.trim() || !e.offsetParent || e.closest(".sr, .skip, svg, option, noscript")) continue;
+		const style = getComputedStyle(e), size = parseFloat(style.fontSize);
+		const [a, b] = [light(rgba(style.color)), light(behind(e))].sort((x, y) => y - x);
+		const ratio = (a + 0.05) / (b + 0.05);
+		if (ratio < (size >= 24 || (size >= 18.66 && style.fontWeight >= 700) ? 3 : 4.5)) faults.push("contrast " + ratio.toFixed(2) + ": " + walk.currentNode.data.trim().slice(0, 40));
+	}
+	return [...new Set(faults)];
+})()`
 
 // allowConsole takes the messages that a step is known to cause.
 func (b *browser) allowConsole(part string) {
@@ -442,12 +486,17 @@ func TestDashboardList(t *testing.T) {
 	}
 	b.gallery("task-hostile")
 
-	// Cancel the queued task.
+	// Cancel the queued task, without any script.
+	b.scripts(false)
 	b.open(d.url + "/tasks/" + queued)
 	b.click("#cancel summary")
 	b.click("#cancel form button")
 	b.until(`location.search === "?note=cancel"`)
 	b.until(`document.querySelector("#head .status").textContent.trim() === "Cancelled"`)
+	b.open(d.url + "/?status=cancelled")
+	b.until(`document.querySelectorAll(".tasks tbody tr").length === 1`)
+	b.shot("list-without-scripts")
+	b.scripts(true)
 
 	// The state moves before the guarded task starts: it fails at the start.
 	docs := d.service.store.Documents()
@@ -542,4 +591,150 @@ func TestDashboardLogin(t *testing.T) {
 	b.until(`location.pathname === "/login"`)
 	b.open(d.url + "/")
 	b.until(`location.pathname === "/login"`)
+}
+
+// TestDashboardStories draws what no quick test can make happen: a take-over
+// after a crash, refusals, a planner that takes its time, an hour of work.
+func TestDashboardStories(t *testing.T) {
+	t.Parallel()
+	story := takeoverStory(time.Now().Add(-90 * time.Second))
+	d, err := dashboard.New(dashboard.Config{
+		API: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if strings.HasSuffix(r.URL.Path, "/events") { // nothing happens while the page is looked at
+				<-r.Context().Done()
+				return
+			}
+			fmt.Fprint(w, `{}`)
+		}),
+		Authenticate: func(*http.Request) (dashboard.Caller, error) {
+			return dashboard.Caller{Tenant: "acme", Name: "ops", Admin: true}, nil
+		},
+		Load: func(context.Context, string, string) (goal.Snapshot, error) { return story, nil },
+		Each: busyHour(time.Now()),
+		Queue: func(_ context.Context, tenant string) (dashboard.Queue, error) {
+			if tenant == "globex" {
+				return dashboard.Queue{}, nil
+			}
+			return dashboard.Queue{Pending: 1284, InFlight: 64, Oldest: time.Now().Add(-42 * time.Second)}, nil
+		},
+		Tenants: []string{"acme", "globex"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := httptest.NewServer(d)
+	t.Cleanup(srv.Close)
+	b := newBrowser(t) // closed first: its event stream would keep the server open
+	b.open(srv.URL + "/activity")
+	b.until(`document.querySelectorAll(".plot rect").length > 100`)
+	b.gallery("activity-busy")
+	b.open(srv.URL + "/")
+	b.until(`document.querySelector(".pages [rel=next]")`)
+	b.gallery("list-busy")
+	b.open(srv.URL + "/tasks/" + story.Submission.TaskID)
+	b.click("#step-3 summary")
+	b.until(`document.querySelector(".k-resumed")`)
+	b.gallery("task-takeover")
+	b.keys("k") // from the step that was clicked
+	b.until(`document.activeElement.closest("#step-2")`)
+	b.click("#pause")
+	b.until(`document.querySelector("#pause-text").textContent === "Paused"`)
+}
+
+// takeoverStory is a task that began then, was refused a tool, lost its worker
+// within a call, and is running.
+func takeoverStory(began time.Time) goal.Snapshot {
+	at := func(seconds float64) time.Time { return began.Add(time.Duration(seconds * float64(time.Second))) }
+	raw := func(s string) json.RawMessage { return json.RawMessage(s) }
+	left := []goal.Difference{
+		{Pointer: "/reservations/EHGLP3/cabin", Want: raw(`"economy"`), Have: raw(`"business"`)},
+		{Pointer: "/reservations/EHGLP3/flights/1/date", Want: raw(`"2026-05-21"`), Have: raw(`"2026-05-18"`)},
+		{Pointer: "/users/emma_kim_9957/payment_methods/gift_card_2/amount", Want: raw(`250`)},
+	}
+	seen := func(n int) *goal.Observed { return &goal.Observed{Left: left[:n], LeftTotal: n, Leaves: 5} }
+	decide := func(n, step int, t, took float64, tool, args, why string, tokens int64) goal.Event {
+		return goal.Event{N: n, Type: goal.StepDecided, Time: at(t), Step: step, Worker: "worker-7f9c", Decision: &goal.Decision{
+			Action: goal.Action{Tool: tool, Arguments: raw(args)}, Key: strings.Repeat("9c4e", 16), Replay: goal.ReplayKeyed, Why: why, Tokens: tokens,
+			Took: goal.Millis(time.Duration(took * float64(time.Second))),
+		}}
+	}
+	complete := func(n, step int, t float64, left int, o goal.Outcome, took float64) goal.Event {
+		o.Took = goal.Millis(time.Duration(took * float64(time.Second)))
+		return goal.Event{N: n, Type: goal.StepCompleted, Time: at(t), Step: step, Worker: "worker-7f9c", Outcome: &o, Observed: seen(left)}
+	}
+	lookup := `{"reservation_id": "EHGLP3"}`
+	change := `{"reservation_id": "EHGLP3", "cabin": "economy", "flights": [{"number": "HAT156", "date": "2026-05-17"}, {"number": "HAT021", "date": "2026-05-21"}]}`
+	events := []goal.Event{
+		{N: 1, Type: goal.TaskStarted, Time: at(6), Worker: "worker-7f9c", Started: &goal.Started{Attempt: 1, Deadline: at(306)}},
+		{N: 2, Type: goal.StateObserved, Time: at(6.2), Worker: "worker-7f9c", Observed: seen(3)},
+		decide(3, 1, 10.1, 3.8, "reservations.get", lookup, "Look at the reservation before changing it.", 1240),
+		complete(4, 1, 10.6, 3, goal.Outcome{Kind: goal.CallOK, Status: 200, Attempts: 1, Result: raw(`{"reservation_id": "EHGLP3", "cabin": "business", "total_baggages": 3}`)}, 0.4),
+		{N: 5, Type: goal.StepRefused, Time: at(15), Step: 2, Worker: "worker-7f9c", Refusal: &goal.Refusal{
+			Action: goal.Action{Tool: "reservations.delete", Arguments: raw(lookup)}, Kind: "not_allowed", Tokens: 1310, Took: goal.Millis(4200 * time.Millisecond),
+			Message: "the tool reservations.delete is not among the allowed tools", Why: "Cancel the booking and make a new one.",
+		}},
+		decide(6, 3, 20.5, 5.2, "reservations.update", change, "Change cabin and the second flight in one call; the fare difference goes to the gift card.", 1402),
+		{N: 7, Type: goal.TaskResumed, Time: at(36), Worker: "worker-2b1d", Started: &goal.Started{Attempt: 2, Deadline: at(306)}},
+		complete(8, 3, 39.4, 1, goal.Outcome{Kind: goal.CallOK, Status: 200, Attempts: 2, Repeated: true, Replayed: true, Result: raw(`{"updated": true}`)}, 2.9),
+		decide(9, 4, 45, 4.9, "payments.refund", `{"user": "emma_kim_9957", "method": "gift_card_2", "amount": 250}`, "The rest goes back to the gift card.", 1377),
+		complete(10, 4, 57, 1, goal.Outcome{Kind: goal.CallUnavailable, Status: 503, Attempts: 4, Message: "503 Service Unavailable, four times"}, 11.8),
+		decide(11, 5, 63, 5.1, "payments.refund", `{"user": "emma_kim_9957", "method": "gift_card_2", "amount": 250}`, "Try the refund again.", 1391),
+	}
+	for i := range events[7:] {
+		events[7+i].Worker = "worker-2b1d"
+	}
+	return goal.Snapshot{Accepted: goal.Accepted{Seq: 1, At: began, Expires: began.Add(week), Submission: goal.Submission{
+		TaskID: "tsk_5f0c9c1fe21f0a54be2c86b0a1f0a3d7", Tenant: "acme", Key: "k", Via: "nats", Goal: goal.Goal{
+			Objective: goal.Objective{
+				Intent:      "Move Emma Kim's second flight to 21 May, change the cabin to economy and give the difference back to her gift card",
+				TargetState: raw(`{"reservations": {"EHGLP3": {"cabin": "economy", "flights/1/date": "2026-05-21", "total_baggages": 3, "insurance": null}}, "users": {"emma_kim_9957": {"payment_methods": {"gift_card_2": {"amount": 250}}}}}`),
+			},
+			Guardrails:  goal.Guardrails{MaxSteps: 12, TimeoutSeconds: 300, MaxTokens: 20_000, AllowedTools: []string{"reservations.get", "reservations.update", "payments.refund"}},
+			Environment: "airline", WebhookURL: "https://hooks.example.com/goals",
+			PreConditions: raw(`{"revisions": {"reservations/EHGLP3": 4}, "match": {"users": {"emma_kim_9957": {"membership": "gold"}}}}`),
+		},
+	}}, Events: events}
+}
+
+const week = 7 * 24 * time.Hour
+
+// busyHour is a list with some 1,500 tasks that came within the hour.
+func busyHour(now time.Time) func(string, func(dashboard.Row) bool) bool {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	intents := []string{
+		"Refund order W%d and tell the customer", "Move reservation %d to the next day", "Set user %d to the pro plan with five seats",
+		"Find the parcel of order %d and send it again", "Close ticket %d with a summary", "Restock product %d to at least forty pieces",
+	}
+	var rows []dashboard.Row
+	for age := time.Duration(0); age < time.Hour; age += time.Duration(rnd.IntN(5000)) * time.Millisecond * min(1+age/time.Second, 20) / 20 {
+		n := rnd.IntN(90_000) + 10_000
+		accepted := now.Add(-age)
+		r := dashboard.Row{
+			ID: goal.TaskID("acme", fmt.Sprint(age, n)), Intent: fmt.Sprintf(intents[n%len(intents)], n), Environment: []string{"shop", "airline", "support"}[n%3],
+			AcceptedAt: accepted, Worker: []string{"worker-7f9c", "worker-2b1d", "worker-a04e"}[n%3], ChangedAt: accepted, Usage: goal.Usage{Steps: 1 + n%7},
+		}
+		took := time.Duration(1500+rnd.IntN(9000)+rnd.IntN(100)/97*20_000) * time.Millisecond
+		end := accepted.Add(took)
+		switch {
+		case age < 2*time.Second:
+			r.Status, r.Worker, r.Usage = goal.Queued, "", goal.Usage{}
+		case end.After(now):
+			r.Status, r.LeftTotal = goal.Running, 1+n%4
+		case n%23 == 0:
+			r.Status, r.Reason, r.EndedAt, r.LeftTotal = goal.Failed, goal.Reasons()[1+n%9], &end, 1+n%3
+		case n%61 == 0:
+			r.Status, r.Reason, r.EndedAt, r.LeftTotal = goal.Cancelled, goal.CancelRequested, &end, 1
+		default:
+			r.Status, r.Reason, r.EndedAt = goal.Succeeded, goal.TargetStateReached, &end
+		}
+		rows = append(rows, r)
+	}
+	return func(_ string, fn func(dashboard.Row) bool) bool {
+		for _, r := range rows {
+			if !fn(r) {
+				break
+			}
+		}
+		return true
+	}
 }

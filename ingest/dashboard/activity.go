@@ -14,7 +14,7 @@ import (
 
 const (
 	minutes    = 60  // that the plots show
-	plotHeight = 140 // pixels of a plot's bars
+	plotHeight = 140 // pixels of a plot's bars; the template draws lines at half and whole
 )
 
 // activityView is the last hour.
@@ -40,8 +40,8 @@ func (v activityView) SuccessRate() string {
 // plot is a picture of sixty minutes.
 type plot struct {
 	Columns []column
-	Grid    []gridLine
-	Summary string // for those who do not see it
+	Labels  []string // of the axis: top, middle, bottom
+	Summary string   // for those who do not see it
 }
 
 // column is one minute.
@@ -66,8 +66,6 @@ type plotTable struct {
 	ID    string
 	Heads []string
 }
-
-type gridLine struct{ Y, Label string }
 
 type queueRow struct {
 	Tenant string
@@ -205,7 +203,7 @@ func throughputPlot(hour []minute, from time.Time) plot {
 	}
 	top := niceCount(peak)
 	p := plot{Summary: fmt.Sprintf("%d tasks ended within the last hour, at most %d a minute", ended, peak)}
-	p.Grid = []gridLine{{pixels(0), number(top) + " / min"}, {pixels(plotHeight / 2), strconv.FormatFloat(float64(top)/2, 'f', -1, 64)}}
+	p.Labels = []string{number(top), number(top / 2), "0"}
 	for i, m := range hour {
 		c := newColumn(i, from)
 		y := float64(plotHeight)
@@ -234,9 +232,9 @@ func latencyPlot(hour []minute, from time.Time) plot {
 	for _, m := range hour {
 		peak = max(peak, quantile(m.took, 0.95))
 	}
-	top := niceUnit(max(peak, time.Millisecond))
+	top := niceUnit(max(peak, 2*time.Millisecond))
 	p := plot{Summary: "longest 95th percentile of a minute within the last hour: " + duration(peak)}
-	p.Grid = []gridLine{{pixels(0), axisLabel(top)}, {pixels(plotHeight / 2), axisLabel(top / 2)}}
+	p.Labels = []string{axisLabel(top), axisLabel(top / 2), "0"}
 	for i, m := range hour {
 		c := newColumn(i, from)
 		if len(m.took) == 0 {

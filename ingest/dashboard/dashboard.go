@@ -121,7 +121,7 @@ func New(cfg Config) (*Dashboard, error) {
 	mux.Post("/logout", d.logout)
 	mux.Group(d.routes)
 	mux.NotFound(d.signedIn(func(w http.ResponseWriter, r *http.Request) {
-		d.fail(w, r, goal.NewProblem(goal.NotFound, "There is no such page."))
+		d.fail(w, r, missing("There is no such page", ""))
 	}).ServeHTTP)
 	mux.MethodNotAllowed(func(w http.ResponseWriter, r *http.Request) {
 		d.fail(w, r, &goal.Problem{Title: "Method not allowed", Status: http.StatusMethodNotAllowed})
@@ -213,12 +213,16 @@ func (d *Dashboard) fail(w http.ResponseWriter, r *http.Request, err error) {
 	switch {
 	case errors.As(err, &p):
 	case errors.Is(err, goal.ErrNotFound):
-		p = goal.NewProblem(goal.NotFound, "There is no such task, or it is older than the retention time.")
+		p = missing("There is no such task", "It may be older than the retention time, or belong to another tenant.")
 	default:
 		d.cfg.Log.WarnContext(r.Context(), "page failed", "path", r.URL.Path, "error", err)
 		p = goal.NewProblem(goal.StoreUnavailable, "The store did not answer in time. Reload the page to try again.")
 	}
 	d.page(w, r, p.Status, "error", frame{Title: p.Title, Body: p})
+}
+
+func missing(title, detail string) *goal.Problem {
+	return &goal.Problem{Title: title, Detail: detail, Status: http.StatusNotFound}
 }
 
 // partial reports whether htmx asks for a part of a page.

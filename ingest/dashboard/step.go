@@ -35,10 +35,10 @@ type step struct {
 
 // resumption is the mark of a take-over.
 type resumption struct {
+	Since   time.Time // last event of the worker before
 	At      time.Time
 	Worker  string
 	Attempt int
-	n       int
 }
 
 func (m resumption) before(s *step) bool { return m.At.Before(s.From) }
@@ -70,10 +70,9 @@ func newStory(events []goal.Event, ended bool, now time.Time) story {
 		return s
 	}
 	for _, e := range events {
-		st.note(e)
 		switch e.Type {
 		case goal.TaskResumed:
-			st.Marks = append(st.Marks, resumption{At: e.Time, Worker: e.Worker, Attempt: e.Started.Attempt, n: e.N})
+			st.Marks = append(st.Marks, resumption{Since: st.last, At: e.Time, Worker: e.Worker, Attempt: e.Started.Attempt})
 		case goal.StepDecided:
 			at(e).decide(e)
 		case goal.StepRefused:
@@ -84,6 +83,7 @@ func newStory(events []goal.Event, ended bool, now time.Time) story {
 			st.Conflicts++
 		case goal.TaskStarted, goal.StateObserved, goal.TaskEnded:
 		}
+		st.note(e)
 		if e.Observed == nil {
 			continue
 		}
@@ -106,7 +106,9 @@ func (st *story) note(e goal.Event) {
 	if e.Worker != "" {
 		st.Worker = e.Worker
 	}
-	st.last = e.Time
+	if e.N > 0 { // a note of others does not mean that the worker lived
+		st.last = e.Time
+	}
 }
 
 func (s *step) decide(e goal.Event) {

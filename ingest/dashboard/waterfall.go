@@ -108,8 +108,8 @@ func newWaterfall(t goal.Task, steps []*step, marks []resumption, now time.Time)
 func (w *waterfall) addSteps(a axis, last time.Time, steps []*step, marks []resumption) {
 	for _, s := range steps {
 		for len(marks) > 0 && marks[0].before(s) {
-			w.addResumption(a, last, marks[0])
-			last, marks = marks[0].At, marks[1:]
+			w.addResumption(a, marks[0])
+			last, marks = later(last, marks[0].At), marks[1:]
 		}
 		l := lane{Kind: "step", Step: s, Label: s.Tool, Time: duration(s.To.Sub(s.From))}
 		if gap := s.From.Sub(last); float64(gap)/float64(a.span)*most > leastWidth {
@@ -120,16 +120,23 @@ func (w *waterfall) addSteps(a axis, last time.Time, steps []*step, marks []resu
 		last = s.To
 	}
 	for _, m := range marks {
-		w.addResumption(a, last, m)
-		last = m.At
+		w.addResumption(a, m)
 	}
 }
 
-func (w *waterfall) addResumption(a axis, last time.Time, m resumption) {
+func (w *waterfall) addResumption(a axis, m resumption) {
+	silence := m.At.Sub(m.Since)
 	w.Lanes = append(w.Lanes, lane{
-		Kind: "resumed", Label: fmt.Sprintf("Taken over by %s, attempt %d", m.Worker, m.Attempt), Time: duration(m.At.Sub(last)),
-		Bars: []bar{a.bar(last, m.At, "wait", "nobody worked for "+duration(m.At.Sub(last)))},
+		Kind: "resumed", Label: fmt.Sprintf("Taken over by %s, attempt %d", m.Worker, m.Attempt), Time: duration(silence),
+		Bars: []bar{a.bar(m.Since, m.At, "wait", "no event for "+duration(silence))},
 	})
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // ticks are round times from the start on, about five of them.
