@@ -195,7 +195,7 @@ func TestStoreDown(t *testing.T) {
 func TestFull(t *testing.T) {
 	t.Parallel()
 	c := kvtest.Server(t, kvtest.Options{})
-	s := c.Store(t, func(c *kv.Config) { c.MaxQueued = 2 })
+	s := c.Store(t, func(c *kv.Config) { c.MaxQueued = map[string]int{kv.DefaultTenant: 2} })
 	first := submission(taskID(t, "0"))
 	for i := range 2 {
 		_, _, err := s.Submit(t.Context(), submission(taskID(t, strconv.Itoa(i))))

@@ -79,7 +79,7 @@ func TestOpenChecksConfig(t *testing.T) {
 		"Conn":      {},
 		"Replicas":  {Conn: nc, Replicas: 2},
 		"Retention": {Conn: nc, Retention: time.Millisecond},
-		"MaxQueued": {Conn: nc, MaxQueued: -1},
+		"MaxQueued": {Conn: nc, MaxQueued: map[string]int{"a": -1}},
 		"tenant":    {Conn: nc, Tenants: []string{"a b"}},
 	} {
 		if _, err := kv.Open(t.Context(), c); err == nil || !strings.Contains(err.Error(), name) {

@@ -76,7 +76,8 @@ func (s *Store) gauge(tenant string) *queueGauge {
 // of unfinished ones. Several processes may pass that by what they accept
 // within gaugeAge.
 func (s *Store) reserve(ctx context.Context, tenant string) (bool, error) {
-	if s.conf.MaxQueued == 0 {
+	most := s.conf.MaxQueued[tenant]
+	if most == 0 {
 		return true, nil
 	}
 	g := s.gauge(tenant)
@@ -89,7 +90,7 @@ func (s *Store) reserve(ctx context.Context, tenant string) (bool, error) {
 		}
 		g.length, g.read = int(info.NumPending)+info.NumAckPending, time.Now() //nolint:gosec // far below
 	}
-	if g.length >= s.conf.MaxQueued {
+	if g.length >= most {
 		return false, nil
 	}
 	g.length++ // until the next reading

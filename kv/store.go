@@ -50,9 +50,10 @@ type Config struct {
 	// LocksInMemory keeps locks in memory: a lease that dies with the server
 	// is an expired lease.
 	LocksInMemory bool
-	// MaxQueued bounds a tenant's unfinished goals (waiting and running);
-	// Submit answers goal.ErrFull beyond. 0 means no bound.
-	MaxQueued int
+	// MaxQueued bounds the unfinished goals (waiting and running) of single
+	// tenants; Submit answers goal.ErrFull beyond. 0, or no entry, means no
+	// bound.
+	MaxQueued map[string]int
 }
 
 // withDefaults returns the settings in force, or names the one that is wrong.
@@ -72,8 +73,10 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Retention < time.Second {
 		return c, fmt.Errorf("kv: Config.Retention is %s, must be at least 1s", c.Retention)
 	}
-	if c.MaxQueued < 0 {
-		return c, fmt.Errorf("kv: Config.MaxQueued is %d, must not be negative", c.MaxQueued)
+	for t, most := range c.MaxQueued {
+		if most < 0 {
+			return c, fmt.Errorf("kv: Config.MaxQueued of %q is %d, must not be negative", t, most)
+		}
 	}
 	if len(c.Tenants) == 0 {
 		c.Tenants = []string{DefaultTenant}
