@@ -352,6 +352,9 @@ func (c *config) check() error {
 			bad("tenants[%d].name: %q is there twice", i, t.Name)
 		}
 		names[t.Name] = true
+		if t.MaxQueued < 0 || t.Rate < 0 || t.Burst < 0 {
+			bad("tenants[%d]: rate, burst and max_queued must not be negative", i)
+		}
 		for j, h := range t.WebhookSecrets {
 			if err := notifier.CheckSecret(string(h.Key)); err != nil {
 				bad("tenants[%d].webhook_secrets[%d].key: %w", i, j, err)

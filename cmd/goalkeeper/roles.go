@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"syscall"
 
 	"github.com/goalkeeper-dev/goalkeeper/ingest"
@@ -151,8 +153,8 @@ func serveRoles(ctx context.Context, c *config, path string, r roles, io streams
 	return nil
 }
 
-// reloadOnSignal replaces API keys, limits and certificates on SIGHUP. A file
-// that is not valid changes nothing and says why.
+// reloadOnSignal replaces API keys and certificates on SIGHUP. A file that is
+// not valid changes nothing and says why.
 func (s *service) reloadOnSignal(ctx context.Context, path string, log *slog.Logger) (stop func()) {
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, syscall.SIGHUP)
@@ -174,21 +176,40 @@ func (s *service) reloadOnSignal(ctx context.Context, path string, log *slog.Log
 	}
 }
 
+// reload looks at everything first, so that what fails changes nothing.
 func (s *service) reload(path string) error {
 	c, err := loadConfig(path)
 	if err != nil {
 		return err
 	}
+	if s.ingest == nil {
+		return nil
+	}
 	if c.hasKeys() != (s.keys != nil) {
 		return errors.New("the first key cannot be added, nor the last one removed, without a restart")
 	}
-	if s.keys != nil {
-		if err := s.keys.Replace(c.apiKeys()); err != nil {
+	keys := c.apiKeys()
+	for _, k := range keys {
+		if !slices.Contains(s.cfg.tenantNames(), k.Tenant) {
+			return fmt.Errorf("tenant %s is new: it needs a restart", k.Tenant)
+		}
+	}
+	if (c.TLS == tlsConfig{}) != (s.certs == nil) {
+		return errors.New("TLS can be turned on or off only by a restart")
+	}
+	var cert *tls.Certificate
+	if s.certs != nil {
+		if cert, err = c.TLS.load(); err != nil {
 			return err
 		}
 	}
-	if s.certs != nil {
-		return s.certs.load()
+	if s.keys != nil {
+		if err := s.keys.Replace(keys); err != nil {
+			return err
+		}
+	}
+	if cert != nil {
+		s.certs.current.Store(cert)
 	}
 	return nil
 }
@@ -200,6 +221,31 @@ func (c *config) tenantNames() []string {
 		out = append(out, t.Name)
 	}
 	return out
+}
+
+// maxQueued are the bounds of the tenants' unfinished goals.
+func (c *config) maxQueued() map[string]int {
+	out := map[string]int{}
+	for _, t := range c.Tenants {
+		out[t.Name] = t.MaxQueued
+	}
+	return out
+}
+
+// everyRole are the roles that the configuration names, and the operators'.
+func (c *config) everyRole() []string {
+	out := []string{"admin"}
+	for _, e := range c.Environments {
+		out = append(out, e.Roles...)
+		for _, t := range e.Tools {
+			out = append(out, t.Roles...)
+		}
+		for _, m := range e.MCP {
+			out = append(out, m.Roles...)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 func (c *config) apiKeys() []ingest.Key {

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -54,6 +55,7 @@ type service struct {
 const (
 	openTimeout  = time.Minute      // of provisioning the streams
 	drainTimeout = 30 * time.Second // of the requests in flight
+	readyTimeout = 2 * time.Second  // of NATS to answer a probe
 )
 
 // openService binds and checks everything, and fails when something is wrong.
@@ -139,6 +141,7 @@ func openStore(ctx context.Context, c *config, b *broker, log *slog.Logger) (*kv
 	kc := kv.Config{
 		Conn: b.conn, Replicas: c.NATS.Replicas, Retention: time.Duration(c.Retention), Tenants: c.tenantNames(),
 		LocksInMemory: true, Log: log, // a lease that dies with the server is an expired lease
+		MaxQueued: c.maxQueued(),
 	}
 	if b.barrier != nil {
 		kc.Barrier = b.barrier
@@ -194,8 +197,12 @@ func (s *service) openIngest(ctx context.Context) error {
 	if s.traces() {
 		intake = tracedIntake{s.store, s.tracer}
 	}
+	var store ingest.Store = submitStore{s.store, s.times}
+	if crash := crashHook(); crash != nil {
+		store, intake = crashingStore{submitStore{s.store, s.times}, crash}, crashingIntake{intake, crash}
+	}
 	s.ingest, err = ingest.New(ingest.Config{
-		Store: submitStore{s.store, s.times}, Auth: auth, Preflight: s.envs.preflight, CheckWebhook: guard.CheckURL,
+		Store: store, Auth: auth, Preflight: s.envs.preflight, CheckWebhook: guard.CheckURL,
 		Tenants: s.cfg.tenantNames(), Tail: tail{s.store}, Catalog: s.envs, Intake: intake, Deliveries: deliveries{s.store},
 		Ready: s.ready, Limits: s.cfg.limits(), CORSOrigins: s.cfg.CORS,
 		Metrics: promhttp.HandlerFor(s.reg, promhttp.HandlerOpts{}), Registerer: s.reg, Log: s.log, Pages: pages,
@@ -204,11 +211,15 @@ func (s *service) openIngest(ctx context.Context) error {
 	return err
 }
 
-// authenticator knows the configured keys; without any, everybody on loopback
-// is the default tenant.
+// authenticator knows the configured keys. Without any, everybody is the first
+// tenant and has every role: on loopback, or wherever --insecure says so.
 func (s *service) authenticator() (ingest.Authenticator, error) {
 	if !s.cfg.hasKeys() {
-		return ingest.Anonymous(s.cfg.Tenants[0].Name, "admin"), nil
+		anonymous := ingest.Anonymous
+		if s.cfg.Insecure {
+			anonymous = ingest.AnonymousEverywhere
+		}
+		return anonymous(s.cfg.Tenants[0].Name, s.cfg.everyRole()...), nil
 	}
 	var err error
 	s.keys, err = ingest.NewKeys(s.cfg.apiKeys())
@@ -293,7 +304,8 @@ func serveListener(ctx context.Context, srv *http.Server, ln net.Listener, drain
 	return nil
 }
 
-// adminHandler has the profiles and the metrics. It has no authentication: its
+// adminHandler has the profiles, the metrics and, for roles without an API, the
+// probes. It has no authentication: its
 // listener belongs on loopback or behind a firewall.
 func (s *service) adminHandler() http.Handler {
 	mux := http.NewServeMux()
@@ -302,6 +314,16 @@ func (s *service) adminHandler() http.Handler {
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), readyTimeout)
+		defer cancel()
+		if s.ready(ctx) != nil {
+			http.Error(w, "no connection to NATS", http.StatusServiceUnavailable)
+			return
+		}
+		_, _ = io.WriteString(w, "ready\n") // who asked may be gone
+	})
 	mux.Handle("/metrics", promhttp.HandlerFor(s.reg, promhttp.HandlerOpts{}))
 	return mux
 }

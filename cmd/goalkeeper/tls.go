@@ -8,27 +8,29 @@ import (
 
 // certificates is a certificate that can be replaced while connections come in.
 type certificates struct {
-	files   tlsConfig
 	current atomic.Pointer[tls.Certificate]
 }
 
 // openCertificates loads the files, or returns nil where none are configured.
 func openCertificates(c tlsConfig) (*certificates, error) {
-	if c.Cert == "" && c.Key == "" {
+	if c == (tlsConfig{}) {
 		return nil, nil //nolint:nilnil // no TLS is an ordinary setting
 	}
-	s := &certificates{files: c}
-	return s, s.load()
+	cert, err := c.load()
+	if err != nil {
+		return nil, err
+	}
+	s := &certificates{}
+	s.current.Store(cert)
+	return s, nil
 }
 
-// load reads the files again; on an error the old certificate stays.
-func (c *certificates) load() error {
-	cert, err := tls.LoadX509KeyPair(c.files.Cert, c.files.Key)
+func (c tlsConfig) load() (*tls.Certificate, error) {
+	cert, err := tls.LoadX509KeyPair(c.Cert, c.Key)
 	if err != nil {
-		return fmt.Errorf("tls: %w", err)
+		return nil, fmt.Errorf("tls: %w", err)
 	}
-	c.current.Store(&cert)
-	return nil
+	return &cert, nil
 }
 
 func (c *certificates) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
