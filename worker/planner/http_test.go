@@ -30,7 +30,7 @@ func httpPlanner(t *testing.T, h http.HandlerFunc) *planner.HTTP {
 	t.Helper()
 	srv := httptest.NewServer(h)
 	t.Cleanup(srv.Close)
-	p, err := planner.NewHTTP(planner.HTTPConfig{URL: srv.URL, Headers: map[string]string{"X-Key": "s3cret"}, Timeout: 500 * time.Millisecond})
+	p, err := planner.NewHTTP(planner.HTTPConfig{URL: srv.URL, Headers: map[string]string{"X-Key": "s3cret"}})
 	if err != nil {
 		t.Fatal(err)
 	}

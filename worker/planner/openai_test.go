@@ -170,13 +170,15 @@ func TestOpenAIErrors(t *testing.T) {
 			w.Header().Set("Content-Length", "1000")
 			_, _ = io.WriteString(w, `{"choices":`)
 		}, agent.PlannerUnavailable, 0, ""},
-		"hang": {func(_ http.ResponseWriter, _ chatRequest, _ int) { time.Sleep(time.Second) }, agent.PlannerUnavailable, 0, ""},
+		"hang": {func(http.ResponseWriter, chatRequest, int) { time.Sleep(time.Second) }, agent.PlannerUnavailable, 0, ""},
 	}
 	for name, row := range rows {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s, cfg := newStub(t, row.behave)
-			cfg.Timeout = 500 * time.Millisecond
+			if name == "hang" {
+				cfg.Timeout = 300 * time.Millisecond
+			}
 			answer, err := newOpenAI(t, cfg).Decide(t.Context(), situation())
 			var pe *agent.PlannerError
 			if !errors.As(err, &pe) || pe.Kind != row.kind || pe.Retry != row.retry || !strings.Contains(err.Error(), row.text) {

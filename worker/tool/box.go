@@ -21,23 +21,33 @@ type Source interface {
 // Box is the toolbox of an environment: several sources as one.
 type Box struct{ sources []Source }
 
-// NewBox combines sources. The first one that has a name gets its calls; names
-// that can be known now must be unique.
+// NewBox combines sources. No two of them may claim the same name.
 func NewBox(sources ...Source) (*Box, error) {
-	seen := map[string]bool{}
-	for _, s := range sources {
-		named, ok := s.(interface{ Names() []string })
-		if !ok {
-			continue
-		}
-		for _, n := range named.Names() {
-			if seen[n] {
-				return nil, fmt.Errorf("tool %q is defined twice", n)
+	for i, s := range sources {
+		for _, name := range claims(s) {
+			for j, other := range sources {
+				if i != j && other.Has(name) {
+					return nil, fmt.Errorf("tool %q is defined twice", name)
+				}
 			}
-			seen[n] = true
 		}
 	}
 	return &Box{sources: sources}, nil
+}
+
+// claims are the names that a source has for certain. What an MCP server
+// offers is not known yet, but all of it begins with the server's name.
+func claims(s Source) []string {
+	switch s := s.(type) {
+	case *Documents:
+		return s.Names()
+	case *HTTP:
+		return s.Names()
+	case *MCP:
+		return []string{s.Name() + ".any"}
+	default:
+		return nil
+	}
 }
 
 // List implements agent.Toolbox.

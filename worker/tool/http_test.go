@@ -292,9 +292,11 @@ func TestHTTPTransportErrors(t *testing.T) {
 	for name, row := range rows {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			box := newHTTP(t, tool.HTTPConfig{Tools: []tool.HTTPTool{{
-				Name: "t", URL: row.url + "/?secret=s3cret", Replay: row.replay, Timeout: 300 * time.Millisecond,
-			}}})
+			cfg := tool.HTTPTool{Name: "t", URL: row.url + "/?secret=s3cret", Replay: row.replay}
+			if row.kind == goal.CallTimeout {
+				cfg.Timeout = 300 * time.Millisecond
+			}
+			box := newHTTP(t, tool.HTTPConfig{Tools: []tool.HTTPTool{cfg}})
 			out, err := box.Call(t.Context(), call(`{}`))
 			if err != nil || out.Kind != row.kind || out.Attempts != row.attempts || !strings.Contains(out.Message, row.message) {
 				t.Errorf("outcome %+v, %v; want %s after %d attempts: %q", out, err, row.kind, row.attempts, row.message)
@@ -496,8 +498,14 @@ func TestBox(t *testing.T) {
 	if _, err := box.Call(t.Context(), agent.Call{Tool: "nope"}); !errors.Is(err, agent.ErrUnknownTool) {
 		t.Errorf("unknown tool: %v", err)
 	}
-	if _, err := tool.NewBox(a, a); err == nil {
-		t.Error("the same name twice: no error")
+	server := newMCP(t, tool.MCPServer{URL: "https://h/"})
+	shadowed := newHTTP(t, tool.HTTPConfig{Tools: []tool.HTTPTool{{Name: "srv.echo", URL: "https://h/"}}})
+	for name, sources := range map[string][]tool.Source{
+		"a tool": {a, a}, "a server": {server, newMCP(t, tool.MCPServer{URL: "https://h/"})}, "a tool below a server": {shadowed, server},
+	} {
+		if _, err := tool.NewBox(sources...); err == nil {
+			t.Errorf("%s twice: no error", name)
+		}
 	}
 }
 

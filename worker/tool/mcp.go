@@ -25,6 +25,7 @@ const (
 	DefaultCallTimeout    = 30 * time.Second // of one attempt
 	mcpAttempts           = 2                // a session is rebuilt once
 	toolsFresh            = time.Minute      // how long a list of tools is not asked for again
+	refreshPatience       = 5 * time.Second  // how long to wait for a new list when there is an old one
 )
 
 // Members of _meta that every call carries. SEP-3182, which would have given
@@ -72,11 +73,13 @@ type MCP struct {
 	dial    chan struct{} // one token: who holds it opens the session
 	closing sync.WaitGroup
 
-	mu     sync.Mutex // guards what follows
-	link   *link      // nil: no session
-	tools  map[string]*mcpTool
-	listed time.Time
-	closed bool
+	mu       sync.Mutex // guards what follows
+	link     *link      // nil: no session
+	failed   error      // of the last try to open one
+	failedAt time.Time
+	tools    map[string]*mcpTool
+	listed   time.Time // when somebody last went to ask for them
+	closed   bool
 }
 
 // NewMCP checks the configuration; nothing is started or sent before the first
@@ -158,11 +161,18 @@ func (m *MCP) List(ctx context.Context) ([]agent.ToolSpec, error) {
 func (m *MCP) known(ctx context.Context, again bool) (map[string]*mcpTool, error) {
 	m.mu.Lock()
 	tools, fresh := m.tools, m.tools != nil && time.Since(m.listed) < toolsFresh
+	if !fresh || again {
+		m.listed = time.Now() // one caller asks, the others go on with what is known
+	}
 	m.mu.Unlock()
 	if fresh && !again {
 		return tools, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, m.cfg.ConnectTimeout+m.cfg.CallTimeout)
+	patience := m.cfg.ConnectTimeout + m.cfg.CallTimeout
+	if tools != nil {
+		patience = min(patience, refreshPatience)
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	found := map[string]*mcpTool{}
 	err := m.read(ctx, func(ctx context.Context, s *mcp.ClientSession) error {
@@ -171,10 +181,15 @@ func (m *MCP) known(ctx context.Context, again bool) (map[string]*mcpTool, error
 			if err != nil {
 				return err
 			}
-			if len(m.cfg.Tools) == 0 || slices.Contains(m.cfg.Tools, t.Name) {
-				known := m.cfg.describe(t)
-				found[known.spec.Name] = known
+			if len(m.cfg.Tools) > 0 && !slices.Contains(m.cfg.Tools, t.Name) {
+				continue
 			}
+			known := m.cfg.describe(t)
+			if !validName(known.spec.Name) {
+				m.log.WarnContext(ctx, "tool is left out: its name cannot be part of a key", "tool", known.spec.Name)
+				continue
+			}
+			found[known.spec.Name] = known
 		}
 		return nil
 	})
@@ -185,7 +200,7 @@ func (m *MCP) known(ctx context.Context, again bool) (map[string]*mcpTool, error
 		return nil, err
 	}
 	m.mu.Lock()
-	m.tools, m.listed = found, time.Now()
+	m.tools = found
 	m.mu.Unlock()
 	return found, nil
 }

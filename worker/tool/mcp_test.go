@@ -106,11 +106,12 @@ func TestMCPKeyReachesTheServer(t *testing.T) {
 func TestMCPOutcomes(t *testing.T) {
 	t.Parallel()
 	_, cfg := overHTTP(t)
-	cfg.CallTimeout = 500 * time.Millisecond
 	cfg.Replay = map[string]goal.Replay{"crash": goal.ReplayKeyed}
 	store := &objects{}
 	cfg.Objects = store
 	m := newMCP(t, cfg)
+	cfg.CallTimeout = time.Second
+	hasty := newMCP(t, cfg)
 	rows := map[string]struct {
 		tool     string
 		kind     goal.OutcomeKind
@@ -130,7 +131,11 @@ func TestMCPOutcomes(t *testing.T) {
 	for name, row := range rows {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			out, err := m.Call(t.Context(), mcpCall(row.tool, `{}`))
+			server := m
+			if row.tool == "slow" {
+				server = hasty
+			}
+			out, err := server.Call(t.Context(), mcpCall(row.tool, `{}`))
 			if err != nil || out.Kind != row.kind || out.Attempts != row.attempts || !strings.Contains(string(out.Result)+out.Message, row.want) {
 				t.Errorf("outcome %+v (%s), %v; want %s after %d: %s", out, out.Result, err, row.kind, row.attempts, row.want)
 			}

@@ -26,8 +26,10 @@ type link struct {
 }
 
 // connect returns the session, opening it if there is none. Only one caller
-// opens it at a time; the others wait for that or for their own deadline.
+// opens it at a time; the others wait for that or for their own deadline, and
+// share its failure, so that a server that hangs is not waited for in a queue.
 func (m *MCP) connect(ctx context.Context) (*link, error) {
+	asked := time.Now()
 	select {
 	case m.dial <- struct{}{}:
 		defer func() { <-m.dial }()
@@ -35,20 +37,25 @@ func (m *MCP) connect(ctx context.Context) (*link, error) {
 		return nil, ctx.Err()
 	}
 	m.mu.Lock()
-	l, closed := m.link, m.closed
+	l, closed, failed, failedAt := m.link, m.closed, m.failed, m.failedAt
 	m.mu.Unlock()
-	if closed {
+	switch {
+	case closed:
 		return nil, errClosed
-	}
-	if l != nil {
+	case l != nil:
 		return l, nil
+	case failed != nil && failedAt.After(asked):
+		return nil, failed
 	}
 	l, err := m.open(ctx)
-	if err != nil {
-		return nil, err
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if err != nil {
+		if ctx.Err() == nil { // else it says more about the caller than about the server
+			m.failed, m.failedAt = err, time.Now()
+		}
+		return nil, err
+	}
 	if m.closed {
 		m.end(l)
 		return nil, errClosed
