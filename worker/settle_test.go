@@ -1,0 +1,371 @@
+package worker_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
+	"github.com/goalkeeper-dev/goalkeeper/worker"
+	"github.com/goalkeeper-dev/goalkeeper/worker/agent"
+)
+
+// TestOrder: lease, journal, result, work, result, lease, message.
+func TestOrder(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, w *world) {
+		a := w.submit(acme, "a", 1)
+		n := w.node("one").start()
+		w.pass(time.Second)
+		w.settledOnce(goal.TargetStateReached)
+		want := []string{
+			"lock a", "open a", "result a", "append a", // the start
+			"decide a", "append a", "call a", "append a", "settle a", "release a", "ack a",
+		}
+		got := w.said("lock", "open", "result", "append", "decide", "call", "settle", "release", "ack", "nak")
+		if !slices.Equal(got, want) {
+			t.Errorf("the worker did %v, want %v", got, want)
+		}
+		if a.result.Worker != "one" || a.result.Status != goal.Succeeded || n.seen.taken != 1 || n.seen.settled != 1 || n.seen.running != 0 {
+			t.Errorf("result %+v, observed %+v", a.result, &n.seen)
+		}
+	})
+}
+
+// TestStoreDown: whatever call meets a store that is away, the goal stays
+// queued, nobody is kept from taking it, and it is settled once in the end.
+func TestStoreDown(t *testing.T) {
+	t.Parallel()
+	const held, free = true, false
+	rows := []struct {
+		verb  string
+		lease bool     // is still there after the failure
+		after []string // what follows the failure
+	}{
+		{"lock", free, []string{"nak a 1s"}},
+		{"open", free, []string{"release a", "nak a 1s"}},
+		{"result", free, []string{"release a", "nak a 1s"}},
+		{"cancelled", free, []string{"release a", "nak a 1s"}},
+		{"append", free, []string{"release a", "nak a 1s"}},
+		{"settle", free, []string{"release a", "nak a 1s"}},
+		{"release", held, []string{"ack a"}},
+		{"ack", free, []string{}}, // comes again after AckWait
+		{"beat", held, []string{"renew a"}},
+		{"renew", held, []string{}},
+	}
+	for _, row := range rows {
+		t.Run(row.verb, func(t *testing.T) {
+			t.Parallel()
+			inBubble(t, func(t *testing.T, w *world) {
+				w.act = takes(7 * time.Second)
+				a := w.submit(acme, "a", 1)
+				n := w.node("one")
+				var failed int
+				n.setFault(row.verb, func(ctx context.Context, i int) error {
+					if i > 1 {
+						return nil
+					}
+					w.mu.Lock()
+					defer w.mu.Unlock()
+					failed = len(w.log)
+					return errDown
+				})
+				n.start()
+				for failed == 0 {
+					w.pass(10 * time.Millisecond)
+				}
+				w.mu.Lock()
+				if lease := a.lease != nil; lease != row.lease {
+					t.Errorf("after a failed %s: lease held %v, want %v", row.verb, lease, row.lease)
+				}
+				got := []string{}
+				for _, e := range w.log[failed:] {
+					if !slices.Contains([]string{"next", "take", "call"}, strings.Fields(e.what)[0]) {
+						got = append(got, e.what)
+					}
+				}
+				w.mu.Unlock()
+				if !slices.Equal(got, row.after) {
+					t.Errorf("after a failed %s: %v, want %v", row.verb, got, row.after)
+				}
+				w.pass(time.Minute)
+				w.settledOnce(goal.TargetStateReached)
+			})
+		})
+	}
+}
+
+// TestStoreStaysDown: a minute without the store costs neither the goal nor the
+// worker.
+func TestStoreStaysDown(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, w *world) {
+		w.submit(acme, "a", 3)
+		n := w.node("one")
+		for _, verb := range []string{"next", "lock", "open", "result", "cancelled", "append", "settle", "release", "ack", "nak"} {
+			n.setFault(verb, func(context.Context, int) error {
+				if time.Since(w.start) < time.Minute {
+					return errDown
+				}
+				return nil
+			})
+		}
+		n.start()
+		w.pass(2 * time.Minute)
+		w.settledOnce(goal.TargetStateReached)
+	})
+}
+
+// TestCannotListen: a worker that would not hear of cancellations does not
+// start.
+func TestCannotListen(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, w *world) {
+		n := w.node("one")
+		n.setFault("watch", first(1, errDown))
+		wk, err := worker.New(n.config())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := wk.Run(t.Context()); !errors.Is(err, goal.ErrUnavailable) {
+			t.Errorf("Run() = %v, want %v", err, goal.ErrUnavailable)
+		}
+	})
+}
+
+// TestFenced: a worker that was superseded says nothing more about the goal.
+func TestFenced(t *testing.T) {
+	t.Parallel()
+	for _, verb := range []string{"append", "settle", "renew", "open"} {
+		t.Run(verb, func(t *testing.T) {
+			t.Parallel()
+			inBubble(t, func(t *testing.T, w *world) {
+				w.act = takes(7 * time.Second)
+				w.submit(acme, "a", 1)
+				n := w.node("one")
+				n.setFault(verb, first(1, fmt.Errorf("test: %w", goal.ErrFenced)))
+				n.start()
+				w.pass(10 * time.Second)
+				if got := w.said("release", "ack", "nak"); len(got) > 0 {
+					t.Errorf("after a fenced %s: %v, want nothing", verb, got)
+				}
+				if n.seen.lost != 1 || n.seen.running != 0 {
+					t.Errorf("observed %+v, want one lock lost", &n.seen)
+				}
+				w.pass(time.Minute) // nobody has superseded it after all: it comes again
+				w.settledOnce(goal.TargetStateReached)
+			})
+		})
+	}
+}
+
+// TestFencedWhileDraining: the end of the grace does not make a superseded
+// worker give back what is not its own.
+func TestFencedWhileDraining(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, w *world) {
+		w.submit(acme, "a", 1)
+		n := w.node("one")
+		n.setFault("settle", func(context.Context, int) error {
+			time.Sleep(20 * time.Second) // the drain's hard end comes first
+			return goal.ErrFenced
+		})
+		n.start()
+		w.pass(time.Second)
+		n.stop()
+		if got := w.said("release", "ack", "nak"); len(got) > 0 {
+			t.Errorf("after a fenced settle: %v, want nothing", got)
+		}
+	})
+}
+
+// TestLocked: a goal that another has comes again when the lease can have
+// ended, and at least every second.
+func TestLocked(t *testing.T) {
+	t.Parallel()
+	for left, want := range map[time.Duration]string{
+		0: "10ms", 300 * time.Millisecond: "310ms", 990 * time.Millisecond: "1s", 10 * time.Second: "1s",
+	} {
+		t.Run(left.String(), func(t *testing.T) {
+			t.Parallel()
+			inBubble(t, func(t *testing.T, w *world) {
+				w.submit(acme, "a", 1)
+				n := w.node("one")
+				n.setFault("lock", first(1, fmt.Errorf("test: %w", &goal.LockedError{Holder: "other", Left: left})))
+				n.start()
+				w.pass(time.Millisecond)
+				got := w.said("open", "settle", "release", "ack", "nak")
+				if len(got) != 1 || got[0] != "nak a "+want {
+					t.Errorf("with %s left: %v, want nak a %s alone", left, got, want)
+				}
+				w.pass(2 * time.Second)
+				w.settledOnce(goal.TargetStateReached)
+			})
+		})
+	}
+}
+
+// TestRedeliveredAfterResult: what was settled before is settled again, which
+// completes it, and not worked on.
+func TestRedeliveredAfterResult(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, w *world) {
+		a := w.submit(acme, "a", 1)
+		a.result, a.created = &goal.Result{Status: goal.Cancelled, Reason: goal.CancelRequested}, 1 // and no terminal event
+		w.node("one").start()
+		w.pass(time.Second)
+		w.settledOnce(goal.CancelRequested)
+		want := []string{"settle a", "release a", "ack a"}
+		if got := w.said("append", "decide", "call", "settle", "release", "ack", "nak"); !slices.Equal(got, want) {
+			t.Errorf("the worker did %v, want %v", got, want)
+		}
+	})
+}
+
+// TestCrashedAfterSettle: each write of the end may be the last of a worker.
+func TestCrashedAfterSettle(t *testing.T) {
+	t.Parallel()
+	for _, verb := range []string{"settle", "ack"} {
+		t.Run(verb, func(t *testing.T) {
+			t.Parallel()
+			inBubble(t, func(t *testing.T, w *world) {
+				a := w.submit(acme, "a", 1)
+				n := w.node("one")
+				n.setFault(verb, func(_ context.Context, i int) error {
+					if i == 1 && verb == "settle" { // it was stored, and the answer was lost
+						w.mu.Lock()
+						defer w.mu.Unlock()
+						a.result, a.created = &goal.Result{Status: goal.Succeeded, Reason: goal.TargetStateReached}, 1
+					}
+					return first(1, errDown)(nil, i)
+				})
+				n.start()
+				w.pass(time.Minute)
+				w.settledOnce(goal.TargetStateReached)
+				if a.asked != 1 || a.delivered != 2 {
+					t.Errorf("the planner was asked %d times in %d deliveries, want once in 2", a.asked, a.delivered)
+				}
+			})
+		})
+	}
+}
+
+// TestNeverStarted: what cannot start is settled with the reason, not retried.
+func TestNeverStarted(t *testing.T) {
+	t.Parallel()
+	late := func(acc *goal.Accepted) { acc.Expires = time.Now().Add(24*time.Hour - time.Second) }
+	elsewhere := func(acc *goal.Accepted) { acc.Submission.Goal.Environment = "moon" }
+	refused := func(acc *goal.Accepted) { acc.Submission.Refused = goal.NewProblem(goal.Forbidden, "Not yours.") }
+	rows := []struct {
+		name   string
+		change []func(*goal.Accepted)
+		want   goal.Reason
+		detail string
+	}{
+		{"too old", []func(*goal.Accepted){late}, goal.QueueExpired, "retention"},
+		{"unknown environment", []func(*goal.Accepted){elsewhere}, goal.InvalidGoal, "moon"},
+		{"refused", []func(*goal.Accepted){refused}, goal.PermissionDenied, "Not yours."},
+		{"refused, for an unknown environment", []func(*goal.Accepted){refused, elsewhere}, goal.PermissionDenied, "Not yours."},
+	}
+	for _, row := range rows {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			inBubble(t, func(t *testing.T, w *world) {
+				a := w.submit(acme, "a", 1, row.change...)
+				w.node("one").start()
+				w.pass(time.Second)
+				w.settledOnce(row.want)
+				if a.result.Status != goal.Failed || !strings.Contains(a.result.Detail, row.detail) || a.asked+a.effects > 0 || a.result.Left == nil {
+					t.Errorf("result %+v; asked %d times", a.result, a.asked)
+				}
+				if a.acc.Submission.Refused != a.result.Problem {
+					t.Errorf("problem %v, want %v", a.result.Problem, a.acc.Submission.Refused)
+				}
+			})
+		})
+	}
+}
+
+// TestStartedDoesNotExpire: only what has not started expires in the queue.
+func TestStartedDoesNotExpire(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, w *world) {
+		w.act = takes(2 * time.Second)
+		a := w.submit(acme, "a", 2, func(acc *goal.Accepted) { acc.Expires = time.Now().Add(24*time.Hour + time.Second) })
+		n := w.node("one")
+		n.setFault("append", func(_ context.Context, i int) error {
+			if i == 3 {
+				return errDown // the first attempt ends after the margin began
+			}
+			return nil
+		})
+		n.start()
+		w.pass(time.Minute)
+		w.settledOnce(goal.TargetStateReached)
+		if a.delivered != 2 || n.seen.resumed != 1 {
+			t.Errorf("%d deliveries, %d resumed, want 2 and 1", a.delivered, n.seen.resumed)
+		}
+	})
+}
+
+// TestPanic: a panic is a failed attempt of one goal.
+func TestPanic(t *testing.T) {
+	t.Parallel()
+	for _, where := range []string{"planner", "tool"} {
+		t.Run(where, func(t *testing.T) {
+			t.Parallel()
+			inBubble(t, func(t *testing.T, w *world) {
+				panics := 3
+				explode := func(task string) {
+					if task == "bad" && panics > 0 {
+						panics--
+						panic("test: out of order")
+					}
+				}
+				w.act = func(ctx context.Context, c agent.Call) goal.Outcome {
+					if where == "tool" {
+						explode(c.TaskID)
+					}
+					return takes(time.Second)(ctx, c)
+				}
+				w.decide = func(_ context.Context, s agent.Situation) {
+					if where == "planner" {
+						explode(s.TaskID)
+					}
+				}
+				other := w.submit(acme, "other", 5)
+				bad := w.submit(acme, "bad", 1)
+				n := w.node("one").start()
+				w.pass(500 * time.Millisecond)
+				want := []string{"release bad", "nak bad 1s"}
+				if got := w.said("settle", "release", "nak", "ack"); !slices.Equal(got, want) {
+					t.Errorf("after a panic: %v, want %v", got, want)
+				}
+				w.pass(time.Minute)
+				w.settledOnce(goal.TargetStateReached)
+				if other.delivered != 1 || bad.delivered != 4 || n.seen.running != 0 {
+					t.Errorf("deliveries: other %d, bad %d, want 1 and 4; %d still running", other.delivered, bad.delivered, n.seen.running)
+				}
+			})
+		})
+	}
+}
+
+// TestPanicForEver: the journal counts, and ends it.
+func TestPanicForEver(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, w *world) {
+		w.act = func(context.Context, agent.Call) goal.Outcome { panic("test: broken") }
+		a := w.submit(acme, "a", 1)
+		w.node("one").start()
+		w.pass(time.Minute)
+		w.settledOnce(goal.WorkerCrashLoop)
+		if a.delivered < 10 || a.delivered > 30 {
+			t.Errorf("given up after %d deliveries", a.delivered)
+		}
+	})
+}

@@ -1,0 +1,232 @@
+package worker_test
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
+	"github.com/goalkeeper-dev/goalkeeper/worker"
+	"github.com/goalkeeper-dev/goalkeeper/worker/agent"
+)
+
+// TestTakingFails: it is tried again, later each time up to a bound, never in
+// step with others, and at once again when it has worked.
+func TestTakingFails(t *testing.T) {
+	t.Parallel()
+	const failures = 12
+	var starts []time.Duration // of two runs
+	for range 2 {
+		inBubble(t, func(t *testing.T, w *world) {
+			n := w.node("one")
+			n.setFault("next", func(_ context.Context, i int) error {
+				if i <= failures || i == failures+2 {
+					return errDown
+				}
+				return nil
+			})
+			n.start()
+			w.pass(2 * time.Minute)
+			w.submit(acme, "a", 1)
+			w.pass(2 * time.Minute)
+			w.settledOnce(goal.TargetStateReached)
+			times := w.times("next")
+			if len(times) != failures+3 {
+				t.Fatalf("asked %d times, want %d", len(times), failures+3)
+			}
+			base := 50 * time.Millisecond
+			for i := range failures {
+				pause := times[i+1] - times[i]
+				if pause < base/2 || pause > base*3/2 {
+					t.Errorf("pause %d is %s, want %s ±50 %%", i+1, pause, base)
+				}
+				base = min(2*base, 5*time.Second)
+			}
+			if pause := times[failures+2] - times[failures+1]; pause > 75*time.Millisecond {
+				t.Errorf("the first pause after a success is %s", pause)
+			}
+			starts = append(starts, times[failures])
+		})
+	}
+	if starts[0] == starts[1] {
+		t.Errorf("two workers came back in step, after %s", starts[0])
+	}
+}
+
+// TestNothingToTake: a queue that comes back empty-handed is asked again.
+func TestNothingToTake(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, w *world) {
+		w.submit(acme, "a", 1)
+		n := w.node("one")
+		n.start(func(c *worker.Config) {
+			c.Queues = map[string]worker.Queue{acme: &idle{Queue: c.Queues[acme], times: 3}}
+		})
+		w.pass(time.Second)
+		w.settledOnce(goal.TargetStateReached)
+	})
+}
+
+// idle is a queue that has nothing a few times.
+type idle struct {
+	worker.Queue
+	times int
+}
+
+// Next implements worker.Queue.
+func (q *idle) Next(ctx context.Context) (worker.Job, error) {
+	if q.times > 0 {
+		q.times--
+		return nil, nil //nolint:nilnil // what is tested
+	}
+	return q.Queue.Next(ctx)
+}
+
+// TestTenantsTakeTurns: whoever comes with one goal waits for the goals that
+// run, not for the thousand that another has queued.
+func TestTenantsTakeTurns(t *testing.T) {
+	t.Parallel()
+	for _, latency := range []time.Duration{0, time.Millisecond} {
+		t.Run(latency.String(), func(t *testing.T) {
+			t.Parallel()
+			inBubble(t, func(t *testing.T, w *world) {
+				const takesOne = 3 * time.Second
+				w.act = takes(takesOne)
+				w.queue("beta")
+				n := w.node("one")
+				n.latency = latency
+				n.start(func(c *worker.Config) { c.Concurrency = 1 })
+				synctest.Wait()
+				for i := range 1000 {
+					w.submit(acme, "a"+strconv.Itoa(i), 1)
+				}
+				for i := range 3 { // also one who comes again
+					w.pass(10*time.Second + time.Duration(i)*time.Second)
+					id := "b" + strconv.Itoa(i)
+					at := time.Since(w.start)
+					w.submit("beta", id, 1)
+					w.pass(10 * time.Second)
+					if got := w.times("call " + id); len(got) != 1 || got[0]-at > takesOne+latency {
+						t.Errorf("%s was submitted at %s and called at %v, want within %s", id, at, got, takesOne)
+					}
+				}
+				n.stop()
+			})
+		})
+	}
+}
+
+// TestPlaceIsKept: who waits longer than a third of AckWait keeps the place,
+// and is not overtaken by those who came later.
+func TestPlaceIsKept(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, w *world) {
+		w.act = takes(beat) // the same time as between two heartbeats
+		w.queue("beta")
+		w.queue("gamma")
+		n := w.node("one")
+		n.latency = time.Millisecond
+		n.start(func(c *worker.Config) { c.Concurrency = 1 })
+		synctest.Wait()
+		for i := range 100 {
+			w.submit(acme, "a"+strconv.Itoa(i), 1)
+			w.submit("beta", "b"+strconv.Itoa(i), 1)
+		}
+		w.pass(3*beat - time.Millisecond) // just before a slot becomes free
+		at := time.Since(w.start)
+		w.submit("gamma", "c", 1)
+		w.pass(10 * beat)
+		if got := w.times("call c"); len(got) != 1 || got[0]-at > 2*beat+10*time.Millisecond {
+			t.Errorf("submitted at %s, called at %v, want after one goal of each other tenant", at, got)
+		}
+		n.stop()
+	})
+}
+
+// plan is a goal of TestConcurrency.
+type plan struct {
+	tenant  string
+	steps   int
+	takes   time.Duration // each step
+	trouble string        // of the first call
+	at      time.Duration // when it is submitted
+}
+
+func drawPlan(rt *rapid.T) plan {
+	return plan{
+		tenant:  rapid.SampledFrom([]string{acme, "beta", "gamma"}).Draw(rt, "tenant"),
+		steps:   rapid.IntRange(1, 3).Draw(rt, "steps"),
+		takes:   time.Duration(rapid.IntRange(0, 20_000).Draw(rt, "takes")) * time.Millisecond,
+		trouble: rapid.SampledFrom([]string{"", "", "", "panic", "error"}).Draw(rt, "trouble"),
+		at:      time.Duration(rapid.IntRange(0, 60).Draw(rt, "at")) * time.Second,
+	}
+}
+
+// TestConcurrency: never more goals at a time than configured, whatever fails
+// in between; and a goal that failed, panicked or was given back has returned
+// its slot: all are settled once in the end.
+func TestConcurrency(t *testing.T) {
+	t.Parallel()
+	verbs := []string{"lock", "open", "settle", "append", "release", "ack", "nak", "next", "renew", "beat"}
+	rapid.Check(t, func(rt *rapid.T) {
+		concurrency := rapid.IntRange(1, 5).Draw(rt, "concurrency")
+		plans := rapid.SliceOfN(rapid.Custom(drawPlan), 1, 20).Draw(rt, "goals")
+		faulty := rapid.SampledFrom(verbs).Draw(rt, "faulty")
+		every := rapid.IntRange(2, 9).Draw(rt, "every")
+		var most, seen int
+		var faults []string
+		inBubble(t, func(t *testing.T, w *world) {
+			byID := map[string]*plan{} // guarded by w.mu
+			w.queue("beta")
+			w.queue("gamma")
+			n := w.node("one")
+			n.setFault(faulty, func(_ context.Context, i int) error {
+				if i%every == 0 && i <= 5*every {
+					return errDown
+				}
+				return nil
+			})
+			w.act = func(ctx context.Context, c agent.Call) goal.Outcome {
+				w.mu.Lock()
+				p := byID[c.TaskID]
+				trouble := p.trouble
+				p.trouble = ""
+				w.mu.Unlock()
+				out := takes(p.takes)(ctx, c)
+				switch trouble {
+				case "panic":
+					panic("test: trouble")
+				case "error":
+					return goal.Outcome{Kind: goal.CallUnavailable}
+				}
+				return out
+			}
+			n.start(func(c *worker.Config) { c.Concurrency = concurrency })
+			for i, p := range plans {
+				id := fmt.Sprintf("%s-%d", p.tenant, i)
+				w.mu.Lock()
+				byID[id] = &p
+				w.mu.Unlock()
+				time.AfterFunc(p.at, func() { w.submit(p.tenant, id, p.steps) })
+			}
+			w.pass(time.Hour)
+			n.stop()
+			faults = w.unsettled(goal.TargetStateReached)
+			if len(w.order) != len(plans) || n.seen.running != 0 {
+				faults = append(faults, fmt.Sprintf("%d goals of %d came, %d still run", len(w.order), len(plans), n.seen.running))
+			}
+			most, seen = w.most, n.seen.most
+		})
+		if most > concurrency || seen > concurrency {
+			rt.Fatalf("%d calls and %d goals at a time, want at most %d", most, seen, concurrency)
+		}
+		for _, fault := range faults {
+			rt.Error(fault)
+		}
+	})
+}
