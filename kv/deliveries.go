@@ -48,7 +48,8 @@ const (
 )
 
 func recordSubject(tenant, id string) string { return deliveriesPrefix + "record." + tenant + "." + id }
-func deadSubject(tenant, id string) string   { return deliveriesPrefix + "dead." + tenant + "." + id }
+
+func deadSubject(tenant, id string) string { return deliveriesPrefix + "dead." + tenant + "." + id }
 
 // turnSubject is where a turn lies: which is "at" or "due".
 func turnSubject(which string, t goal.Turn) string {
@@ -471,7 +472,7 @@ func openEnded(m jetstream.Msg) (due goal.Due, wanted bool, err error) {
 	due.Turn = goal.Turn{
 		Version: goal.TurnVersion, Tenant: b.Webhook.Tenant, ID: b.Webhook.ID, At: meta.Timestamp, Trigger: goal.TriggerEvent,
 	}
-	due.Webhook, due.Source = b.Webhook, meta.Sequence.Stream
+	due.Webhook = b.Webhook
 	return due, true, nil
 }
 
@@ -481,8 +482,8 @@ func openTurn(m jetstream.Msg) (due goal.Due, wanted bool, err error) {
 	if err := json.Unmarshal(m.Data(), &due.Turn); err != nil {
 		return due, false, fmt.Errorf("decode turn: %w", err)
 	}
-	if due.Turn.Version != goal.TurnVersion {
-		return due, false, fmt.Errorf("%w: %d", errVersion, due.Turn.Version)
+	if due.Version != goal.TurnVersion {
+		return due, false, fmt.Errorf("%w: %d", errVersion, due.Version)
 	}
 	return due, true, nil
 }

@@ -102,7 +102,7 @@ func (n *Notifier) post(work context.Context, t Target, header http.Header, body
 	}
 	req.URL, req.Host, req.Header = t.URL, t.URL.Host, header
 	start := time.Now()
-	res, err := n.transport.RoundTrip(req) //nolint:bodyclose // readAnswer closes it
+	res, err := n.transport.RoundTrip(req)
 	if err != nil {
 		return answer{class: classify(work, err), took: time.Since(start), err: err}
 	}

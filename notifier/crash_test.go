@@ -109,12 +109,14 @@ func (p crashPlan) publish(ctx context.Context, nc *nats.Conn) error {
 
 // crashReceiver counts requests by webhook-id. While held, it answers nothing.
 type crashReceiver struct {
-	mu       sync.Mutex
-	seen     map[string]int
-	bodies   map[string]string
-	inFlight int
-	gate     chan struct{} // closed: answer
-	bad      []string
+	failFirst func(id string) bool // answer 500 to the first request of this one
+	mu        sync.Mutex
+	seen      map[string]int // requests
+	taken     map[string]int // answered 2xx
+	bodies    map[string]string
+	inFlight  int
+	gate      chan struct{} // closed: answer
+	bad       []string
 }
 
 func (r *crashReceiver) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
@@ -123,6 +125,7 @@ func (r *crashReceiver) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	id := req.Header.Get("Webhook-Id")
 	r.mu.Lock()
 	r.seen[id]++
+	fail := r.failFirst != nil && r.seen[id] == 1 && r.failFirst(id)
 	r.inFlight++
 	if old, ok := r.bodies[id]; ok && old != string(body) {
 		r.bad = append(r.bad, id)
@@ -134,7 +137,34 @@ func (r *crashReceiver) ServeHTTP(rw http.ResponseWriter, req *http.Request) {
 	r.mu.Lock()
 	r.inFlight--
 	r.mu.Unlock()
+	if fail {
+		rw.WriteHeader(http.StatusInternalServerError)
+		return
+	}
+	r.mu.Lock()
+	r.taken[id]++
+	r.mu.Unlock()
 	rw.WriteHeader(http.StatusNoContent)
+}
+
+// listen makes n destinations of the receiver.
+func (r *crashReceiver) listen(t *testing.T, n int) (urls []string) {
+	t.Helper()
+	s := &http.Server{Handler: r, ReadHeaderTimeout: time.Minute}
+	for range n {
+		l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		urls = append(urls, "http://"+l.Addr().String()+"/hook")
+		go func() { _ = s.Serve(l) }()
+	}
+	t.Cleanup(func() { _ = s.Close() })
+	return urls
+}
+
+func newCrashReceiver() *crashReceiver {
+	return &crashReceiver{seen: map[string]int{}, taken: map[string]int{}, bodies: map[string]string{}, gate: make(chan struct{})}
 }
 
 func (r *crashReceiver) state() (ids, requests, inFlight int) {
@@ -164,18 +194,8 @@ func TestCrashInFlight(t *testing.T) {
 	t.Parallel()
 	kvtest.Heavy(t)
 	const destinations, tasks, least = 60, 400, 100
-	r := &crashReceiver{seen: map[string]int{}, bodies: map[string]string{}, gate: make(chan struct{})}
-	plan := crashPlan{Dir: t.TempDir(), Tasks: tasks}
-	s := &http.Server{Handler: r, ReadHeaderTimeout: time.Minute}
-	for range destinations {
-		l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		plan.URLs = append(plan.URLs, "http://"+l.Addr().String()+"/hook")
-		go func() { _ = s.Serve(l) }()
-	}
-	t.Cleanup(func() { _ = s.Close() })
+	r := newCrashReceiver()
+	plan := crashPlan{Dir: t.TempDir(), Tasks: tasks, URLs: r.listen(t, destinations)}
 
 	kill := plan.start(t)
 	r.await(t, "in flight", func(_, _, inFlight int) bool { return inFlight >= least })
@@ -206,6 +226,44 @@ func TestCrashInFlight(t *testing.T) {
 	t.Logf("%d duplicates", requests-tasks)
 }
 
+// A process that is killed again and again, at whatever it is doing, loses no
+// delivery and no retry.
+func TestCrashAgainAndAgain(t *testing.T) {
+	t.Parallel()
+	kvtest.Heavy(t)
+	const destinations, tasks, kills, inFlight = 20, 2000, 8, 256
+	r := newCrashReceiver()
+	r.failFirst = func(id string) bool { return id[len(id)-1] == 'a' } // a 32nd: has to come again after 5 s
+	close(r.gate)
+	plan := crashPlan{Dir: t.TempDir(), Tasks: tasks, URLs: r.listen(t, destinations)}
+	for i := range kills {
+		kill := plan.start(t)
+		r.await(t, "progress", func(ids, _, _ int) bool { return ids >= (i+1)*tasks/(kills+2) })
+		kill()
+	}
+	kill := plan.start(t)
+	r.await(t, "everything taken", func(int, int, int) bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return len(r.taken) == tasks
+	})
+	kill()
+	ids, requests, _ := r.state()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	retries := 0
+	for id := range r.seen {
+		if r.failFirst(id) {
+			retries++
+		}
+	}
+	duplicates := requests - tasks - retries
+	if ids != tasks || duplicates > kills*inFlight || len(r.bad) > 0 {
+		t.Errorf("%d ids, %d duplicates after %d kills, other bytes for %v", ids, duplicates, kills, r.bad)
+	}
+	t.Logf("%d tasks, %d retries, %d kills: %d duplicates", ids, retries, kills, duplicates)
+}
+
 // start runs the child until kill is called: SIGKILL.
 func (p crashPlan) start(t *testing.T) (kill func()) {
 	t.Helper()
@@ -217,7 +275,7 @@ func (p crashPlan) start(t *testing.T) (kill func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(context.Background(), exe) //nolint:gosec // this very test
+	cmd := exec.CommandContext(context.Background(), exe)
 	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%s", crashEnv, text))
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {

@@ -259,7 +259,7 @@ func TestBreakerIsPerTenant(t *testing.T) {
 			synctest.Wait()
 		}
 		other := goal.Webhook{ID: "msg_other", URL: "https://example.com/good", Tenant: "umbrella", TaskID: "tsk_o", Body: "{}"}
-		s.offer(s.ended, goal.Due{Turn: goal.Turn{Tenant: "umbrella", ID: "msg_other", At: time.Now()}, Webhook: &other, Source: 1})
+		s.offer(s.ended, goal.Due{Turn: goal.Turn{Tenant: "umbrella", ID: "msg_other", At: time.Now()}, Webhook: &other})
 		synctest.Wait()
 		if d := s.get("msg_other"); d.State != goal.DeliveryDelivered {
 			t.Errorf("the other tenant's delivery: %+v", d)

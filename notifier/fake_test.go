@@ -129,7 +129,7 @@ func (s *fakeStore) end(id, url string) {
 	hook := goal.Webhook{ID: id, URL: url, Tenant: tenant, TaskID: "tsk_" + id, Body: `{"id":"` + id + `"}`}
 	s.offer(s.ended, goal.Due{
 		Turn:    goal.Turn{Version: goal.TurnVersion, Tenant: tenant, ID: id, At: time.Now(), Trigger: goal.TriggerEvent},
-		Webhook: &hook, Source: 1,
+		Webhook: &hook,
 	})
 }
 

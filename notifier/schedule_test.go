@@ -230,19 +230,23 @@ func TestOwnFaultsSpendNoAttempt(t *testing.T) {
 // A secret that is rotated between two attempts signs the second.
 func TestSecretIsLookedUpAtEachAttempt(t *testing.T) {
 	t.Parallel()
-	key := secret
-	secrets := func(context.Context, string) ([]notifier.Secret, error) { return []notifier.Secret{{Key: key}}, nil }
+	var key atomic.Value
+	key.Store(secret)
+	current := func() string { return key.Load().(string) } //nolint:errcheck,forcetypeassert // only strings are stored
+	secrets := func(context.Context, string) ([]notifier.Secret, error) {
+		return []notifier.Secret{{Key: current()}}, nil
+	} //nolint:unparam // the signature is Config.Secrets'
 	var verified []error
 	answer := func(r *http.Request) (*http.Response, error) {
 		body := make([]byte, r.ContentLength)
 		_, _ = r.Body.Read(body)
-		verified = append(verified, notifier.Verify(key, r.Header, body, time.Now(), 0))
+		verified = append(verified, notifier.Verify(current(), r.Header, body, time.Now(), 0))
 		return respond(500), nil
 	}
 	inBubble(t, answer, func(c *notifier.Config) { c.Secrets = secrets }, func(s *fakeStore, _ func()) {
 		s.end("msg_1", hook)
 		synctest.Wait()
-		key = secret2
+		key.Store(secret2)
 		time.Sleep(7 * time.Second)
 		synctest.Wait()
 		if len(verified) != 2 || verified[0] != nil || verified[1] != nil {

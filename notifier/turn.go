@@ -55,7 +55,7 @@ func (n *Notifier) record(ctx context.Context, due goal.Due) (goal.Delivery, uin
 	}
 	now := time.Now().UTC()
 	d := goal.Delivery{
-		Version: goal.DeliveryVersion, Webhook: *due.Webhook, Source: due.Source,
+		Version: goal.DeliveryVersion, Webhook: *due.Webhook,
 		State: goal.DeliveryPending, Created: now, Next: now, Attempts: []goal.Attempt{},
 	}
 	rev, err := n.conf.Records.CreateDelivery(ctx, d)
@@ -63,11 +63,12 @@ func (n *Notifier) record(ctx context.Context, due goal.Due) (goal.Delivery, uin
 		return d, rev, err
 	}
 	have, rev, err := n.conf.Records.Delivery(ctx, due.Tenant, due.ID)
-	if err != nil || have.Webhook == d.Webhook || have.Source >= d.Source {
+	if err != nil || have.Webhook == d.Webhook {
 		return have, rev, err
 	}
-	// The key was used again after its goal's retention: same task id, another
-	// task. What was left of the first one's delivery is over.
+	// Other bytes: the key was used again after its goal's retention. Same task
+	// id, another task; what was left of the first one's delivery is over, as its
+	// terminal batch is.
 	rev, err = n.conf.Records.UpdateDelivery(ctx, d, rev)
 	return d, rev, err
 }
@@ -160,7 +161,6 @@ func (n *Notifier) attempt(ctx context.Context, d goal.Delivery, rev uint64, due
 		n.log.WarnContext(ctx, "webhook not attempted for a fault on this side", "tenant", due.Tenant, "webhook_id", due.ID, "error", a.err)
 		return n.putOff(ctx, d, rev, due, time.Now().Add(ownFaultWait(due.Deferred)), ClassOwn)
 	}
-	n.metrics.attempt(a, log.At.Sub(due.At))
 	return n.conclude(ctx, d, rev, due, log, a)
 }
 
@@ -171,6 +171,7 @@ func (n *Notifier) conclude(ctx context.Context, d goal.Delivery, rev uint64, du
 	// What was sent is recorded also when Run is being stopped.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), recordTimeout)
 	defer cancel()
+	n.metrics.attempt(a, log.At.Sub(due.At))
 	log.Status, log.Error, log.Took, log.Answer = a.status, a.class, goal.Millis(a.took), a.body
 	for {
 		was := d.State

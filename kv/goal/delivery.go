@@ -74,7 +74,6 @@ const (
 type Delivery struct {
 	Version  int           `json:"v"` // DeliveryVersion
 	Webhook  Webhook       `json:"webhook"`
-	Source   uint64        `json:"source,omitempty"` // sequence of the terminal batch; 0 for a test event
 	State    DeliveryState `json:"state"`
 	Created  time.Time     `json:"created"`
 	Next     time.Time     `json:"next,omitzero"`   // while pending: no attempt before it
@@ -153,10 +152,9 @@ const TurnVersion = 1
 // is acknowledged.
 type Due struct {
 	Turn
-	// Webhook and Source are set when the turn comes from a task's end: the
-	// delivery's record may not exist yet.
+	// Webhook is set when the turn comes from a task's end: the delivery's
+	// record may not exist yet.
 	Webhook *Webhook
-	Source  uint64
 	// Ack ends the turn, Extend keeps it from being given to another, Release
 	// gives it back so that it is given again at once. They may be called again,
 	// and at the same time.
