@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/goalkeeper-dev/goalkeeper/kv"
@@ -171,5 +173,95 @@ func TestDocumentToolsRepeatOnADeadStore(t *testing.T) {
 				t.Errorf("outcome %+v, %v; want %s after %d attempts", out, err, row.kind, row.attempts)
 			}
 		})
+	}
+}
+
+// tornStore dies before its n-th edit.
+type tornStore struct {
+	*kv.Documents
+	left int
+}
+
+func (s *tornStore) Edit(ctx context.Context, namespace, collection, id, key string,
+	edit func(json.RawMessage, uint64) (json.RawMessage, error),
+) (uint64, bool, error) {
+	if s.left--; s.left < 0 {
+		return 0, false, errors.New("crash")
+	}
+	return s.Documents.Edit(ctx, namespace, collection, id, key, edit)
+}
+
+// A removal takes two writes where a collection is held whole and the entity
+// has a document too. A call that died between them is finished by its repeat,
+// also when if_revision does not hold any more because of the first write.
+func TestDocumentRemovalIsFinishedByItsRepeat(t *testing.T) {
+	t.Parallel()
+	docs := kvtest.Store(t, kvtest.Options{}).Documents()
+	if _, err := docs.Put(t.Context(), "ns", "c", "", json.RawMessage(`{"a":1,"b":2}`), 0); err != nil {
+		t.Fatal(err)
+	}
+	torn, err := tool.NewDocuments(&tornStore{Documents: docs, left: 1}, "ns")
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole, err := tool.NewDocuments(docs, "ns")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rev, err := docs.Get(t.Context(), "ns", "c", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := agent.Call{
+		Tool: tool.StateDelete, Key: "k",
+		Arguments: json.RawMessage(fmt.Sprintf(`{"collection":"c","id":"a","if_revision":%d}`, rev)),
+	}
+	if out, err := torn.Call(t.Context(), c); err != nil || out.Kind != goal.CallUnavailable {
+		t.Fatalf("torn call: %+v, %v", out, err)
+	}
+	if got := get(t, docs, "ns", "c"); got != `{"b":2}` {
+		t.Fatalf("after the crash: %s", got)
+	}
+	out, err := whole.Call(t.Context(), c)
+	if err != nil || !out.OK() || get(t, docs, "ns", "c") != `{"b":2}` || out.Revisions["c"] == 0 {
+		t.Errorf("repeat: %+v, %v", out, err)
+	}
+}
+
+// However often one call is made at once, it has one effect, and every answer
+// is that effect's.
+func TestDocumentCallsOfOneKey(t *testing.T) {
+	t.Parallel()
+	docs := kvtest.Store(t, kvtest.Options{}).Documents()
+	tools, err := tool.NewDocuments(docs, "ns")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var (
+		wg     sync.WaitGroup
+		mu     sync.Mutex
+		first  int
+		result = map[string]int{}
+	)
+	const calls = 20
+	for range calls {
+		wg.Go(func() {
+			out, err := tools.Call(t.Context(), agent.Call{
+				Tool: tool.StateSet, Key: "k", Arguments: json.RawMessage(`{"collection":"c","id":"a","value":1}`),
+			})
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil || !out.OK() {
+				t.Errorf("outcome %+v, %v", out, err)
+			}
+			if !out.Replayed {
+				first++
+			}
+			result[string(out.Result)]++
+		})
+	}
+	wg.Wait()
+	if first != 1 || len(result) != 1 {
+		t.Errorf("%d first calls, answers %v", first, result)
 	}
 }
