@@ -275,16 +275,22 @@ var variable = regexp.MustCompile(`\$\{([A-Za-z_][A-Za-z0-9_]*)\}`)
 // names its line.
 func parseConfig(raw []byte, c *config) error {
 	var missing []string
-	text := variable.ReplaceAllFunc(raw, func(m []byte) []byte {
-		name := string(m[2 : len(m)-1])
-		v, ok := os.LookupEnv(name)
-		if !ok {
-			before, _, _ := bytes.Cut(raw, m)
-			line := 1 + bytes.Count(before, []byte("\n"))
-			missing = append(missing, fmt.Sprintf("line %d: environment variable %s is not set", line, name))
+	var text []byte
+	n := 0
+	for line := range bytes.Lines(raw) {
+		n++
+		if !bytes.HasPrefix(bytes.TrimSpace(line), []byte("#")) { // a comment may speak of variables
+			line = variable.ReplaceAllFunc(line, func(m []byte) []byte {
+				name := string(m[2 : len(m)-1])
+				v, ok := os.LookupEnv(name)
+				if !ok {
+					missing = append(missing, fmt.Sprintf("line %d: environment variable %s is not set", n, name))
+				}
+				return []byte(v)
+			})
 		}
-		return []byte(v)
-	})
+		text = append(text, line...)
+	}
 	if len(missing) > 0 {
 		return errors.New(strings.Join(missing, "; "))
 	}

@@ -81,6 +81,8 @@ func TestAdminListener(t *testing.T) {
 		"goroutines":        {admin + "/debug/pprof/goroutine", 200},
 		"symbols":           {admin + "/debug/pprof/symbol", 200},
 		"metrics":           {admin + "/metrics", 200},
+		"health":            {admin + "/healthz", 200},
+		"readiness":         {admin + "/readyz", 200},
 		"not with the API":  {s.url + "/debug/pprof/", 404},
 		"no API with admin": {admin + "/v1/tasks", 404},
 	}
