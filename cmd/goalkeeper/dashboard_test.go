@@ -44,7 +44,7 @@ func newBrowser(t *testing.T) *browser {
 	if shots == "" {
 		shots = t.TempDir()
 	}
-	if err := os.MkdirAll(shots, 0o750); err != nil {
+	if err := os.MkdirAll(shots, 0o750); err != nil { //nolint:gosec // who runs the tests says where
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*time.Minute)
@@ -372,17 +372,16 @@ func failingGoal(env, intent string, steps int) map[string]any {
 	}
 }
 
-func (d *dashboardSite) waitStatus(id string, want goal.State) goal.Task {
+func (d *dashboardSite) waitStatus(id string, want goal.State) {
 	d.t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(15 * time.Second); time.Now().Before(end); <-tick.C {
-		if t := d.task(id); t.Status == want {
-			return t
+		if d.task(id).Status == want {
+			return
 		}
 	}
 	d.t.Fatalf("task %s is %s, want %s", id, d.task(id).Status, want)
-	return goal.Task{}
 }
 
 // TestDashboardTask follows one goal in the browser, from its fourth step to
@@ -639,6 +638,9 @@ func TestDashboardStories(t *testing.T) {
 	b.until(`document.activeElement.closest("#step-2")`)
 	b.click("#pause")
 	b.until(`document.querySelector("#pause-text").textContent === "Paused"`)
+	eval[bool](b, `window.stayed = true`)
+	b.click("#pause")
+	b.until(`window.stayed === undefined && document.querySelector("#pause-text").textContent === "Live"`)
 }
 
 // takeoverStory is a task that began then, was refused a tool, lost its worker
@@ -680,8 +682,10 @@ func takeoverStory(began time.Time) goal.Snapshot {
 		complete(10, 4, 57, 1, goal.Outcome{Kind: goal.CallUnavailable, Status: 503, Attempts: 4, Message: "503 Service Unavailable, four times"}, 11.8),
 		decide(11, 5, 63, 5.1, "payments.refund", `{"user": "emma_kim_9957", "method": "gift_card_2", "amount": 250}`, "Try the refund again.", 1391),
 	}
-	for i := range events[7:] {
-		events[7+i].Worker = "worker-2b1d"
+	for i := range events {
+		if events[i].N > 7 {
+			events[i].Worker = "worker-2b1d"
+		}
 	}
 	return goal.Snapshot{Accepted: goal.Accepted{Seq: 1, At: began, Expires: began.Add(week), Submission: goal.Submission{
 		TaskID: "tsk_5f0c9c1fe21f0a54be2c86b0a1f0a3d7", Tenant: "acme", Key: "k", Via: "nats", Goal: goal.Goal{
@@ -700,13 +704,14 @@ const week = 7 * 24 * time.Hour
 
 // busyHour is a list with some 1,500 tasks that came within the hour.
 func busyHour(now time.Time) func(string, func(dashboard.Row) bool) bool {
-	rnd := rand.New(rand.NewPCG(1, 2))
+	rnd := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // the same hour every time
 	intents := []string{
 		"Refund order W%d and tell the customer", "Move reservation %d to the next day", "Set user %d to the pro plan with five seats",
 		"Find the parcel of order %d and send it again", "Close ticket %d with a summary", "Restock product %d to at least forty pieces",
 	}
 	var rows []dashboard.Row
-	for age := time.Duration(0); age < time.Hour; age += time.Duration(rnd.IntN(5000)) * time.Millisecond * min(1+age/time.Second, 20) / 20 {
+	for ms := 0; ms < 3_600_000; ms += rnd.IntN(5000) * min(1+ms/1000, 20) / 20 { // more and more of late
+		age := time.Duration(ms) * time.Millisecond
 		n := rnd.IntN(90_000) + 10_000
 		accepted := now.Add(-age)
 		r := dashboard.Row{

@@ -106,16 +106,14 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// finish answers what the API's stream came to: a last rendering, or the status
-// that it did not begin with.
+// finish answers what the API's stream came to: a last rendering, also where
+// nothing was left to stream, or that there is none.
 func (l *liveStream) finish(end streamEnd) {
 	switch {
-	case end.err == nil && end.status == http.StatusOK:
+	case end.err == nil && (end.status == http.StatusOK || end.status == http.StatusNoContent):
 		if l.reload() == nil && l.snap.Task().Status.Terminal() {
 			_ = l.send([]byte("event: ended\ndata: ended\n\n")) // the viewer has gone; there is nobody to tell
 		}
-	case !l.open && end.status == http.StatusNoContent:
-		l.w.WriteHeader(http.StatusNoContent)
 	case !l.open:
 		l.w.WriteHeader(max(end.status, http.StatusServiceUnavailable))
 	}

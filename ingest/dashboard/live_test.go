@@ -153,7 +153,7 @@ func TestLiveEnds(t *testing.T) {
 			t.Errorf("the API is asked from %q", id)
 		}
 
-		for status, want := range map[int]int{http.StatusNoContent: 204, http.StatusTooManyRequests: 503, http.StatusServiceUnavailable: 503} {
+		for status, want := range map[int]int{http.StatusNoContent: 200, http.StatusTooManyRequests: 503, http.StatusServiceUnavailable: 503} {
 			f.status = status
 			v := w.watch("?after=0")
 			<-v.done
@@ -161,6 +161,15 @@ func TestLiveEnds(t *testing.T) {
 				t.Errorf("API's %d is answered %d", status, got)
 			}
 		}
+
+		f.status = http.StatusNoContent // the viewer has seen the end, but not that it was one
+		w.put(ended(snapshot("word"), "word"))
+		v = w.watch("?after=10")
+		<-v.done
+		if _, body := v.read(); !strings.HasSuffix(body, "event: ended\ndata: ended\n\n") {
+			t.Errorf("a stream of an ended task ends with %q", body[max(0, len(body)-80):])
+		}
+		w.put(snapshot("word"))
 
 		f.status = http.StatusOK
 		f.frames = make(chan string)

@@ -3,6 +3,7 @@
 "use strict";
 
 (() => {
+  document.documentElement.dataset.script = "on"; // shows the hints at keys
   const $ = (id) => document.getElementById(id);
 
   // Relative times. The server says them the same way (format.go).
@@ -32,13 +33,14 @@
       pause.setAttribute("aria-pressed", String(paused));
       $("pause-text").textContent = paused ? "Paused" : "Live";
       say(paused ? "Updates are paused" : "Updates go on");
+      if (!paused && document.querySelector("[hx-sse\\:connect]")) location.reload(); // what was missed
     });
   }
   document.addEventListener("htmx:before:request", (e) => {
     if ((paused || document.hidden) && e.target.hasAttribute && e.target.hasAttribute("data-poll")) e.preventDefault();
   });
   document.addEventListener("htmx:sse:before:message", (e) => {
-    if (paused) e.preventDefault();
+    if (paused && !e.detail.message.event) e.preventDefault();
   });
 
   function say(text) {
