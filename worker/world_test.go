@@ -87,6 +87,15 @@ func inBubble(t *testing.T, f func(t *testing.T, w *world)) {
 
 // submit queues a goal that takes so many calls of the tool.
 func (w *world) submit(tenant, id string, steps int, change ...func(*goal.Accepted)) *task {
+	t := w.add(tenant, id, steps, change...)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.enqueue(t)
+	return t
+}
+
+// add makes a goal known to the environment.
+func (w *world) add(tenant, id string, steps int, change ...func(*goal.Accepted)) *task {
 	target := map[string]any{}
 	for i := range steps {
 		target[strconv.Itoa(i+1)] = true
@@ -113,7 +122,6 @@ func (w *world) submit(tenant, id string, steps int, change ...func(*goal.Accept
 	acc.Seq = uint64(len(w.order) + 1)
 	t := &task{acc: acc, docs: map[string]any{}, keys: map[string]int{}}
 	w.tasks[id], w.order = t, append(w.order, t)
-	w.enqueue(t)
 	return t
 }
 
@@ -176,7 +184,7 @@ func (w *world) times(what string) []time.Duration {
 	return out
 }
 
-// now runs the world's clock on by d and waits until nothing moves.
+// pass runs the world's clock on by d and waits until nothing moves.
 func (w *world) pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
