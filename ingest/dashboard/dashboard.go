@@ -9,6 +9,7 @@ import (
 	"html/template"
 	"log/slog"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-chi/chi/v5"
@@ -82,6 +83,7 @@ const (
 type Dashboard struct {
 	cfg      Config
 	sessions *sessions
+	viewers  atomic.Int64 // live pages
 	pages    *template.Template
 	handler  http.Handler
 }

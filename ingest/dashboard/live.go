@@ -16,8 +16,14 @@ import (
 const (
 	quiet       = 150 * time.Millisecond // between two renderings, however much happens
 	growEvery   = time.Second            // a running task's bars grow so often
+	perViewer   = 20 * time.Millisecond  // times the viewers: all pages together are rendered about 50 times a second at most
 	frameExpiry = 15 * time.Second       // to take one rendering
 )
+
+// pace is the pause between two renderings of one page.
+func (d *Dashboard) pace(least time.Duration) time.Duration {
+	return max(least, time.Duration(d.viewers.Load())*perViewer)
+}
 
 // live is a task's page as it changes: the API's event stream of the task, each
 // time rendered, until the task has ended.
@@ -34,6 +40,8 @@ func (d *Dashboard) live(w http.ResponseWriter, r *http.Request) {
 	if n, err := strconv.ParseUint(last, 10, 31); err != nil || n == 0 {
 		last = ""
 	}
+	d.viewers.Add(1)
+	defer d.viewers.Add(-1)
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 	r = r.WithContext(ctx)
@@ -75,7 +83,7 @@ type liveStream struct {
 // run sends renderings until the task or the API's stream ends, or the viewer
 // goes. It reports whether it has taken from ended.
 func (l *liveStream) run(wake <-chan struct{}, ended <-chan streamEnd) (took bool) {
-	grow := time.NewTicker(growEvery)
+	grow := time.NewTimer(l.d.pace(growEvery))
 	defer grow.Stop()
 	for {
 		var err error
@@ -86,6 +94,7 @@ func (l *liveStream) run(wake <-chan struct{}, ended <-chan streamEnd) (took boo
 			err = l.reload()
 		case <-grow.C:
 			err = l.grow()
+			grow.Reset(l.d.pace(growEvery))
 		case end := <-ended:
 			l.finish(end)
 			return true
@@ -93,7 +102,7 @@ func (l *liveStream) run(wake <-chan struct{}, ended <-chan streamEnd) (took boo
 		if err != nil {
 			return false // the viewer has gone, or comes back
 		}
-		pause(l.r.Context(), quiet)
+		pause(l.r.Context(), l.d.pace(quiet))
 	}
 }
 
