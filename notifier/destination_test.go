@@ -140,7 +140,7 @@ func TestLimitsInFlight(t *testing.T) {
 		return respond(200), nil
 	}
 	inBubble(t, l.around(answer), nil, func(s *fakeStore, _ func()) {
-		const n = 6000
+		const n = 3000
 		for i := range n {
 			s.end(fmt.Sprintf("msg_%d", i), fmt.Sprintf("https://r%d.example/", i%60))
 		}
@@ -227,13 +227,13 @@ func TestBreakerIgnoresAnswers(t *testing.T) {
 func TestBreakerDoesNotKeepADeliveryForEver(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(*http.Request) (*http.Response, error) { return nil, errReset }, nil, func(s *fakeStore, _ func()) {
-		for i := range 60 {
+		for i := range 30 {
 			s.end(fmt.Sprintf("msg_%d", i), hook)
 		}
 		time.Sleep(10 * 24 * time.Hour)
 		synctest.Wait()
 		pending := 0
-		for i := range 60 {
+		for i := range 30 {
 			if d := s.get(fmt.Sprintf("msg_%d", i)); d.State == goal.DeliveryPending {
 				pending++
 			}

@@ -230,23 +230,23 @@ func TestOwnFaultsSpendNoAttempt(t *testing.T) {
 // A secret that is rotated between two attempts signs the second.
 func TestSecretIsLookedUpAtEachAttempt(t *testing.T) {
 	t.Parallel()
-	var key atomic.Value
-	key.Store(secret)
-	current := func() string { return key.Load().(string) } //nolint:errcheck,forcetypeassert // only strings are stored
-	secrets := func(context.Context, string) ([]notifier.Secret, error) {
-		return []notifier.Secret{{Key: current()}}, nil
-	} //nolint:unparam // the signature is Config.Secrets'
+	var key atomic.Pointer[string]
+	set := func(s string) { key.Store(&s) }
+	set(secret)
+	secrets := func(ctx context.Context, _ string) ([]notifier.Secret, error) {
+		return []notifier.Secret{{Key: *key.Load()}}, ctx.Err()
+	}
 	var verified []error
 	answer := func(r *http.Request) (*http.Response, error) {
 		body := make([]byte, r.ContentLength)
 		_, _ = r.Body.Read(body)
-		verified = append(verified, notifier.Verify(current(), r.Header, body, time.Now(), 0))
+		verified = append(verified, notifier.Verify(*key.Load(), r.Header, body, time.Now(), 0))
 		return respond(500), nil
 	}
 	inBubble(t, answer, func(c *notifier.Config) { c.Secrets = secrets }, func(s *fakeStore, _ func()) {
 		s.end("msg_1", hook)
 		synctest.Wait()
-		key.Store(secret2)
+		set(secret2)
 		time.Sleep(7 * time.Second)
 		synctest.Wait()
 		if len(verified) != 2 || verified[0] != nil || verified[1] != nil {
