@@ -33,18 +33,21 @@ func TestCancel(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			inBubble(t, func(t *testing.T, w *world) {
+				t.Helper()
 				w.act = takes(row.calls)
 				w.decide = func(ctx context.Context, _ agent.Situation) { sleep(ctx, row.plans) }
 				a := w.submit(acme, "a", 3)
 				other := w.submit(acme, "other", 1)
+				stranger := &task{acc: a.acc} // the same name, nothing to us
+				stranger.acc.Submission.Tenant = "beta"
 				if row.at == 0 {
-					w.askCancel(acme, "a", row.message)
+					w.askCancel(a, row.message)
 				}
 				w.node("one").start()
 				if row.at > 0 {
 					w.pass(row.at)
-					w.askCancel("beta", "a", row.message) // nothing to us
-					w.askCancel(acme, "a", row.message)
+					w.askCancel(stranger, row.message)
+					w.askCancel(a, row.message)
 				}
 				w.pass(4 * minute)
 				if a.result == nil || a.result.Status != goal.Cancelled || a.effects != row.effects || a.created != 1 || !a.acked {

@@ -17,6 +17,7 @@ import (
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(t *testing.T, w *world) {
+		t.Helper()
 		w.act = takes(4 * time.Second)
 		a := w.submit(acme, "a", 3)
 		one := w.node("one").start()
@@ -26,8 +27,8 @@ func TestDrain(t *testing.T) {
 		if took := time.Since(asked); took != 3*time.Second {
 			t.Errorf("the drain took %s, want the 3s that were left of the call", took)
 		}
-		if a.effects != 2 || a.lease != nil || one.seen.running != 0 || one.seen.lost != 0 {
-			t.Errorf("%d effects, lease %v, %+v", a.effects, a.lease, &one.seen)
+		if a.effects != 2 || a.lease != nil || one.seen().running != 0 || one.seen().lost != 0 {
+			t.Errorf("%d effects, lease %v, %+v", a.effects, a.lease, one.seen())
 		}
 		if got := w.said("release", "nak", "settle", "ack"); !slices.Equal(got, []string{"release a", "nak a 0s"}) {
 			t.Errorf("given back by %v", got)
@@ -40,8 +41,8 @@ func TestDrain(t *testing.T) {
 		two := w.node("two").start()
 		w.pass(time.Minute)
 		w.settledOnce(goal.TargetStateReached)
-		if two.seen.resumed != 1 || a.asked != 3 {
-			t.Errorf("resumed %d, planner asked %d times, want 1 and 3", two.seen.resumed, a.asked)
+		if two.seen().resumed != 1 || a.asked != 3 {
+			t.Errorf("resumed %d, planner asked %d times, want 1 and 3", two.seen().resumed, a.asked)
 		}
 	})
 }
@@ -93,6 +94,7 @@ func TestHardDrain(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			inBubble(t, func(t *testing.T, w *world) {
+				t.Helper()
 				a := w.submit(acme, "a", 1)
 				one := w.node("one")
 				row.stuck(w, one)
@@ -106,8 +108,8 @@ func TestHardDrain(t *testing.T) {
 				if got := w.said("nak", "ack", "settle"); !slices.Equal(got, row.naks) {
 					t.Errorf("given back by %v, want %v", got, row.naks)
 				}
-				if a.lease != nil || one.seen.running != 0 || one.seen.lost != 0 {
-					t.Errorf("lease %v, %+v", a.lease, &one.seen)
+				if a.lease != nil || one.seen().running != 0 || one.seen().lost != 0 {
+					t.Errorf("lease %v, %+v", a.lease, one.seen())
 				}
 				w.act, w.decide = nil, nil
 				w.node("two").start()

@@ -35,7 +35,7 @@ func TestTwoWorkersOneQueue(t *testing.T) {
 		w.pass(time.Second)
 		one.stop()
 		three := startReal(w, cluster, "three")
-		settled := func() int { return one.seen.settled + two.seen.settled + three.seen.settled }
+		settled := func() int { return one.seen().settled + two.seen().settled + three.seen().settled }
 		for range 60 {
 			if settled() >= goals {
 				break
@@ -45,11 +45,11 @@ func TestTwoWorkersOneQueue(t *testing.T) {
 		two.stop()
 		three.stop()
 		for _, n := range []*node{one, two, three} {
-			if n.seen.settled == 0 || n.seen.lost > 0 || n.seen.running > 0 {
-				t.Errorf("worker %s: %d settled, %d leases lost, %d running", n.name, n.seen.settled, n.seen.lost, n.seen.running)
+			if n.seen().settled == 0 || n.seen().lost > 0 || n.seen().running > 0 {
+				t.Errorf("worker %s: %d settled, %d leases lost, %d running", n.name, n.seen().settled, n.seen().lost, n.seen().running)
 			}
 		}
-		if settled() != goals || three.seen.resumed == 0 && two.seen.resumed == 0 {
+		if settled() != goals || three.seen().resumed == 0 && two.seen().resumed == 0 {
 			t.Errorf("%d settled, want %d, some of them resumed", settled(), goals)
 		}
 		for _, task := range w.order {

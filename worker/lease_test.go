@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -114,8 +115,8 @@ func TestLeaseLost(t *testing.T) {
 				if row.cut > 0 {
 					lost = 1
 				}
-				if got := w.said("nak", "settle"); len(got) > 0 && w.times("settle a")[0] <= row.cut || n.seen.lost != lost {
-					t.Errorf("said %v, %d leases lost", got, n.seen.lost)
+				if got := w.said("nak", "settle"); len(got) > 0 && w.times("settle a")[0] <= row.cut || n.seen().lost != lost {
+					t.Errorf("said %v, %d leases lost", got, n.seen().lost)
 				}
 				n.setFault("renew", nil)
 				w.pass(2 * time.Minute)
@@ -213,8 +214,8 @@ func frozenAt(t *testing.T, w *world, point string) {
 	}
 	two.stop()
 	one.stop()
-	if one.seen.running+two.seen.running != 0 {
-		t.Errorf("still running: %d and %d", one.seen.running, two.seen.running)
+	if one.seen().running+two.seen().running != 0 {
+		t.Errorf("still running: %d and %d", one.seen().running, two.seen().running)
 	}
 	synctest.Wait()
 }
@@ -224,27 +225,46 @@ func frozenAt(t *testing.T, w *world, point string) {
 func TestTakenTwiceByOneWorker(t *testing.T) {
 	t.Parallel()
 	inBubble(t, func(t *testing.T, w *world) {
-		asked := 0
+		a := w.submit(acme, "a", 1)
+		var asked atomic.Int32
 		w.decide = func(ctx context.Context, _ agent.Situation) {
-			asked++
-			if asked == 1 {
-				ctx = context.WithoutCancel(ctx) // a planner that does not listen
-				sleep(ctx, 20*time.Second)
+			if asked.Add(1) == 1 {
+				sleep(context.WithoutCancel(ctx), 20*time.Second) // a planner that does not listen
 				return
 			}
 			sleep(ctx, 50*time.Second)
 		}
-		w.submit(acme, "a", 1)
 		n := w.node("one")
 		n.setFault("renew", first(3, errDown))
 		n.setFault("beat", first(3, errDown))
 		n.start()
 		w.pass(30 * time.Second)
-		if asked != 2 || n.seen.lost != 1 || n.seen.running != 1 {
-			t.Fatalf("planner asked %d times, %d leases lost, %d running", asked, n.seen.lost, n.seen.running)
+		if asked.Load() != 2 || n.seen().lost != 1 || n.seen().running != 1 {
+			t.Fatalf("planner asked %d times, %d leases lost, %d running", asked.Load(), n.seen().lost, n.seen().running)
 		}
-		w.askCancel(acme, "a", true)
+		w.askCancel(a, true)
 		w.pass(time.Second)
 		w.settledOnce(goal.CancelRequested)
+	})
+}
+
+// TestLeaseLostWhileSettling: what is settled is acknowledged, whoever has the
+// lease by then.
+func TestLeaseLostWhileSettling(t *testing.T) {
+	t.Parallel()
+	inBubble(t, func(t *testing.T, w *world) {
+		a := w.submit(acme, "a", 1)
+		n := w.node("one")
+		n.setFault("renew", first(1, goal.ErrFenced))
+		n.setFault("settle", func(ctx context.Context, _ int) error {
+			sleep(ctx, 8*time.Second)
+			return nil
+		})
+		n.start()
+		w.pass(10 * time.Second)
+		w.settledOnce(goal.TargetStateReached)
+		if a.delivered != 1 {
+			t.Errorf("delivered %d times", a.delivered)
+		}
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
@@ -30,8 +31,8 @@ func TestOrder(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("the worker did %v, want %v", got, want)
 		}
-		if a.result.Worker != "one" || a.result.Status != goal.Succeeded || n.seen.taken != 1 || n.seen.settled != 1 || n.seen.running != 0 {
-			t.Errorf("result %+v, observed %+v", a.result, &n.seen)
+		if a.result.Worker != "one" || a.result.Status != goal.Succeeded || n.seen().taken != 1 || n.seen().settled != 1 || n.seen().running != 0 {
+			t.Errorf("result %+v, observed %+v", a.result, n.seen())
 		}
 	})
 }
@@ -64,26 +65,25 @@ func TestStoreDown(t *testing.T) {
 				w.act = takes(7 * time.Second)
 				a := w.submit(acme, "a", 1)
 				n := w.node("one")
-				var failed int
-				n.setFault(row.verb, func(ctx context.Context, i int) error {
+				failed := make(chan int, 1) // where in the log
+				n.setFault(row.verb, func(_ context.Context, i int) error {
 					if i > 1 {
 						return nil
 					}
 					w.mu.Lock()
 					defer w.mu.Unlock()
-					failed = len(w.log)
+					failed <- len(w.log)
 					return errDown
 				})
 				n.start()
-				for failed == 0 {
-					w.pass(10 * time.Millisecond)
-				}
+				at := <-failed
+				synctest.Wait()
 				w.mu.Lock()
 				if lease := a.lease != nil; lease != row.lease {
 					t.Errorf("after a failed %s: lease held %v, want %v", row.verb, lease, row.lease)
 				}
 				got := []string{}
-				for _, e := range w.log[failed:] {
+				for _, e := range w.log[at:] {
 					if !slices.Contains([]string{"next", "take", "call"}, strings.Fields(e.what)[0]) {
 						got = append(got, e.what)
 					}
@@ -103,10 +103,10 @@ func TestStoreDown(t *testing.T) {
 // worker.
 func TestStoreStaysDown(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(t *testing.T, w *world) {
+	inBubble(t, func(_ *testing.T, w *world) {
 		w.submit(acme, "a", 3)
 		n := w.node("one")
-		for _, verb := range []string{"next", "lock", "open", "result", "cancelled", "append", "settle", "release", "ack", "nak"} {
+		for _, verb := range []string{"lock", "open", "result", "cancelled", "append", "settle", "release", "ack", "nak"} {
 			n.setFault(verb, func(context.Context, int) error {
 				if time.Since(w.start) < time.Minute {
 					return errDown
@@ -153,8 +153,8 @@ func TestFenced(t *testing.T) {
 				if got := w.said("release", "ack", "nak"); len(got) > 0 {
 					t.Errorf("after a fenced %s: %v, want nothing", verb, got)
 				}
-				if n.seen.lost != 1 || n.seen.running != 0 {
-					t.Errorf("observed %+v, want one lock lost", &n.seen)
+				if n.seen().lost != 1 || n.seen().running != 0 {
+					t.Errorf("observed %+v, want one lock lost", n.seen())
 				}
 				w.pass(time.Minute) // nobody has superseded it after all: it comes again
 				w.settledOnce(goal.TargetStateReached)
@@ -236,12 +236,15 @@ func TestCrashedAfterSettle(t *testing.T) {
 				a := w.submit(acme, "a", 1)
 				n := w.node("one")
 				n.setFault(verb, func(_ context.Context, i int) error {
-					if i == 1 && verb == "settle" { // it was stored, and the answer was lost
+					if i > 1 {
+						return nil
+					}
+					if verb == "settle" { // it was stored, and the answer was lost
 						w.mu.Lock()
 						defer w.mu.Unlock()
 						a.result, a.created = &goal.Result{Status: goal.Succeeded, Reason: goal.TargetStateReached}, 1
 					}
-					return first(1, errDown)(nil, i)
+					return errDown
 				})
 				n.start()
 				w.pass(time.Minute)
@@ -306,8 +309,8 @@ func TestStartedDoesNotExpire(t *testing.T) {
 		n.start()
 		w.pass(time.Minute)
 		w.settledOnce(goal.TargetStateReached)
-		if a.delivered != 2 || n.seen.resumed != 1 {
-			t.Errorf("%d deliveries, %d resumed, want 2 and 1", a.delivered, n.seen.resumed)
+		if a.delivered != 2 || n.seen().resumed != 1 {
+			t.Errorf("%d deliveries, %d resumed, want 2 and 1", a.delivered, n.seen().resumed)
 		}
 	})
 }
@@ -347,8 +350,8 @@ func TestPanic(t *testing.T) {
 				}
 				w.pass(time.Minute)
 				w.settledOnce(goal.TargetStateReached)
-				if other.delivered != 1 || bad.delivered != 4 || n.seen.running != 0 {
-					t.Errorf("deliveries: other %d, bad %d, want 1 and 4; %d still running", other.delivered, bad.delivered, n.seen.running)
+				if other.delivered != 1 || bad.delivered != 4 || n.seen().running != 0 {
+					t.Errorf("deliveries: other %d, bad %d, want 1 and 4; %d still running", other.delivered, bad.delivered, n.seen().running)
 				}
 			})
 		})

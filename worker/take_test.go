@@ -62,7 +62,7 @@ func TestTakingFails(t *testing.T) {
 // TestNothingToTake: a queue that comes back empty-handed is asked again.
 func TestNothingToTake(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(t *testing.T, w *world) {
+	inBubble(t, func(_ *testing.T, w *world) {
 		w.submit(acme, "a", 1)
 		n := w.node("one")
 		n.start(func(c *worker.Config) {
@@ -177,7 +177,7 @@ func TestConcurrency(t *testing.T) {
 		every := rapid.IntRange(2, 9).Draw(rt, "every")
 		var most, seen int
 		var faults []string
-		inBubble(t, func(t *testing.T, w *world) {
+		inBubble(t, func(_ *testing.T, w *world) {
 			byID := map[string]*plan{} // guarded by w.mu
 			w.queue("beta")
 			w.queue("gamma")
@@ -214,10 +214,10 @@ func TestConcurrency(t *testing.T) {
 			w.pass(time.Hour)
 			n.stop()
 			faults = w.unsettled(goal.TargetStateReached)
-			if len(w.order) != len(plans) || n.seen.running != 0 {
-				faults = append(faults, fmt.Sprintf("%d goals of %d came, %d still run", len(w.order), len(plans), n.seen.running))
+			if len(w.order) != len(plans) || n.seen().running != 0 {
+				faults = append(faults, fmt.Sprintf("%d goals of %d came, %d still run", len(w.order), len(plans), n.seen().running))
 			}
-			most, seen = w.most, n.seen.most
+			most, seen = w.most, n.seen().most
 		})
 		if most > concurrency || seen > concurrency {
 			rt.Fatalf("%d calls and %d goals at a time, want at most %d", most, seen, concurrency)

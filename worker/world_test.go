@@ -252,7 +252,13 @@ type node struct {
 	stop func() // and wait
 	done chan struct{}
 
-	seen watcher
+	observer watcher
+}
+
+// seen is what the worker has told so far.
+func (n *node) seen() (all sights) {
+	n.observer.told(func(s *sights) { all = *s })
+	return all
 }
 
 func (w *world) node(name string) *node {
@@ -296,7 +302,7 @@ func (n *node) config() worker.Config {
 	}
 	return worker.Config{
 		Name: n.name, Queues: queues, Store: n, Environments: environments{n.w},
-		Log: slog.New(slog.DiscardHandler), Observer: &n.seen,
+		Log: slog.New(slog.DiscardHandler), Observer: &n.observer,
 	}
 }
 
@@ -564,10 +570,11 @@ func (n *node) OnCancel(f func(tenant, task string)) (stop func(), err error) {
 	}, nil
 }
 
-// askCancel leaves the marker and, unless it is lost, sends the message.
-func (w *world) askCancel(tenant, id string, message bool) {
+// askCancel leaves the marker on the task and, unless it is lost, sends the
+// message.
+func (w *world) askCancel(t *task, message bool) {
 	w.mu.Lock()
-	w.tasks[id].cancel = true
+	t.cancel = true
 	var watchers []func(string, string)
 	if message {
 		for _, f := range w.watchers {
@@ -576,7 +583,7 @@ func (w *world) askCancel(tenant, id string, message bool) {
 	}
 	w.mu.Unlock()
 	for _, f := range watchers {
-		f(tenant, id)
+		f(t.acc.Submission.Tenant, t.acc.Submission.TaskID)
 	}
 }
 
@@ -699,38 +706,38 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// watcher is what an observer was told.
+// watcher is an observer.
 type watcher struct {
-	mu      sync.Mutex
-	taken   int
-	resumed int
-	settled int
-	lost    int
-	running int
-	most    int
+	mu  sync.Mutex
+	all sights // guarded by mu
 }
 
-func (o *watcher) locked(f func()) {
+// sights are what an observer was told.
+type sights struct{ taken, resumed, settled, lost, running, most int }
+
+func (o *watcher) told(f func(*sights)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	f()
+	f(&o.all)
 }
 
 // Taken implements worker.Observer.
 func (o *watcher) Taken(_ string, _ time.Duration, resumed bool) {
-	o.locked(func() {
-		o.taken++
+	o.told(func(s *sights) {
+		s.taken++
 		if resumed {
-			o.resumed++
+			s.resumed++
 		}
 	})
 }
 
 // Settled implements worker.Observer.
-func (o *watcher) Settled(string, goal.Result, time.Duration) { o.locked(func() { o.settled++ }) }
+func (o *watcher) Settled(string, goal.Result, time.Duration) {
+	o.told(func(s *sights) { s.settled++ })
+}
 
 // LockLost implements worker.Observer.
-func (o *watcher) LockLost(string) { o.locked(func() { o.lost++ }) }
+func (o *watcher) LockLost(string) { o.told(func(s *sights) { s.lost++ }) }
 
 // Running implements worker.Observer.
-func (o *watcher) Running(n int) { o.locked(func() { o.running, o.most = n, max(o.most, n) }) }
+func (o *watcher) Running(n int) { o.told(func(s *sights) { s.running, s.most = n, max(s.most, n) }) }
