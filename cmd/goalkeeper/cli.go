@@ -77,6 +77,7 @@ type cli struct {
 	Worker   workerCmd   `cmd:"" group:"Service:" help:"Run only a worker, against an external NATS."`
 	Notifier notifierCmd `cmd:"" group:"Service:" help:"Run only the webhook notifier, against an external NATS."`
 	Gateway  gatewayCmd  `cmd:"" group:"Service:" help:"Put the idempotency contract for tool calls in front of a backend."`
+	Migrate  migrateCmd  `cmd:"" group:"Service:" help:"Copy a stopped embedded store to external NATS servers."`
 
 	Submit   submitCmd   `cmd:"" group:"Goals and tasks:" help:"Submit a goal and print its task id."`
 	Get      getCmd      `cmd:"" group:"Goals and tasks:" help:"Show a task."`

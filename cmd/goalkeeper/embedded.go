@@ -32,6 +32,7 @@ type broker struct {
 	conn    *nats.Conn
 	barrier *kv.GroupCommit // nil: the server's own ack is durable
 	server  *server.Server  // nil: external
+	opts    *server.Options // of the embedded server
 	how     string          // durability in words, printed at start
 }
 
@@ -39,6 +40,9 @@ type broker struct {
 func openBroker(c *config, log *slog.Logger) (*broker, error) {
 	if c.NATS.URL != "" {
 		return connectBroker(c, log)
+	}
+	if err := checkNotMoved(c.Data); err != nil {
+		return nil, err
 	}
 	return embedBroker(c, log)
 }
@@ -102,7 +106,7 @@ func embedBroker(c *config, log *slog.Logger) (*broker, error) {
 		stopServer(s)
 		return nil, fmt.Errorf("connect to the embedded NATS: %w", err)
 	}
-	b := &broker{conn: nc, server: s, how: "embedded NATS, one sync for every message"}
+	b := &broker{conn: nc, server: s, opts: opts, how: "embedded NATS, one sync for every message"}
 	if c.Durability == durableGroup {
 		if b.barrier, err = kv.NewGroupCommit(dir); err != nil {
 			b.close()
@@ -136,6 +140,14 @@ func (b *broker) close() {
 	if b.server != nil {
 		stopServer(b.server)
 	}
+}
+
+// startStore starts JetStream as the server itself did with opts.
+func startStore(s *server.Server, opts *server.Options) error {
+	return s.EnableJetStream(&server.JetStreamConfig{
+		StoreDir: opts.StoreDir, MaxMemory: opts.JetStreamMaxMemory, MaxStore: opts.JetStreamMaxStore,
+		SyncAlways: opts.SyncAlways, SyncInterval: opts.SyncInterval, Domain: opts.JetStreamDomain, CompressOK: true, Strict: true,
+	})
 }
 
 // stopServer shuts the embedded server down. LameDuckShutdown would do nothing
