@@ -90,7 +90,7 @@ type waiter struct{ grant chan grant }
 type grant struct {
 	slot *slot     // set: make one attempt, then release
 	at   time.Time // else: come back then
-	why  string    // "busy" or "breaker"
+	why  string    // whyBusy or whyBreaker
 }
 
 // slot is the right to make one attempt.
@@ -112,6 +112,12 @@ type destinations struct {
 
 func newDestinations() *destinations { return &destinations{all: map[string]*destination{}} }
 
+// Why a delivery is put off, beside ClassOwn.
+const (
+	whyBusy    = "busy"
+	whyBreaker = "breaker"
+)
+
 // urgency says how long a delivery may wait for its slot.
 type urgency int
 
@@ -124,19 +130,22 @@ const (
 // acquire waits until the destination may be sent to, or says when to come
 // back. Its error is that of ctx.
 func (p *destinations) acquire(ctx context.Context, key string, u urgency) (grant, error) {
+	if ctx.Err() != nil {
+		return grant{}, context.Cause(ctx) // no new attempt while stopping
+	}
 	p.mu.Lock()
 	now := time.Now()
 	d := p.get(key, now)
 	switch {
 	case now.Before(d.until) && u != forced:
 		defer p.mu.Unlock()
-		return grant{at: d.spread(now, d.until), why: "breaker"}, nil
+		return grant{at: d.spread(now, d.until), why: whyBreaker}, nil
 	case len(d.waiters) == 0 && p.mayStart(d):
 		defer p.mu.Unlock()
 		return grant{slot: p.start(d)}, nil
 	case u == noWait || len(d.waiters) >= d.room():
 		defer p.mu.Unlock()
-		return grant{at: d.spread(now, now.Add(busyWait)), why: "busy"}, nil
+		return grant{at: d.spread(now, now.Add(busyWait)), why: whyBusy}, nil
 	}
 	w := &waiter{grant: make(chan grant, 1)}
 	d.waiters = append(d.waiters, w)
@@ -272,7 +281,7 @@ func (p *destinations) flush(d *destination, now time.Time) {
 		return
 	}
 	for _, w := range d.waiters {
-		w.grant <- grant{at: d.spread(now, d.until), why: "breaker"}
+		w.grant <- grant{at: d.spread(now, d.until), why: whyBreaker}
 	}
 	d.waiters = nil
 	p.ring = slices.DeleteFunc(p.ring, func(x *destination) bool { return x == d })

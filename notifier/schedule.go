@@ -67,6 +67,12 @@ func parseRetryAfter(value string, now time.Time) time.Duration {
 	return min(max(at.Sub(now), 0), maxRetryAfter)
 }
 
+// busyAgain is the least wait of a delivery that found a full queue n times in a
+// row before: those of a destination that hangs must not circle for nothing.
+func busyAgain(n int) time.Duration {
+	return jitter(min(busyWait<<min(n, 6), 30*time.Second))
+}
+
 // ownFaultWait is the wait before a delivery is taken up again that could not
 // be attempted for a reason of ours, after it was put off n times in a row.
 func ownFaultWait(n int) time.Duration {

@@ -109,6 +109,9 @@ func (n *Notifier) putOff(ctx context.Context, d goal.Delivery, rev uint64, due 
 		return nil
 	}
 	n.metrics.putOff.WithLabelValues(why).Inc()
+	if why == whyBusy {
+		at = later(at, now.Add(busyAgain(due.Deferred)))
+	}
 	t := due.Turn
 	t.Version, t.At, t.Deferred = goal.TurnVersion, at.UTC(), t.Deferred+1
 	if err := n.conf.Timetable.ScheduleTurn(ctx, t); err != nil {
