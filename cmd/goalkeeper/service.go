@@ -138,6 +138,14 @@ func (r roles) name() string {
 func openStore(ctx context.Context, c *config, b *broker, log *slog.Logger) (*kv.Store, error) {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
+	s, err := kv.Open(ctx, storeConfig(c, b, log))
+	if err != nil {
+		return nil, fmt.Errorf("open the store: %w", err)
+	}
+	return s, nil
+}
+
+func storeConfig(c *config, b *broker, log *slog.Logger) kv.Config {
 	kc := kv.Config{
 		Conn: b.conn, Replicas: c.NATS.Replicas, Retention: time.Duration(c.Retention), Tenants: c.tenantNames(),
 		LocksInMemory: true, Log: log, // a lease that dies with the server is an expired lease
@@ -146,11 +154,7 @@ func openStore(ctx context.Context, c *config, b *broker, log *slog.Logger) (*kv
 	if b.barrier != nil {
 		kc.Barrier = b.barrier
 	}
-	s, err := kv.Open(ctx, kc)
-	if err != nil {
-		return nil, fmt.Errorf("open the store: %w", err)
-	}
-	return s, nil
+	return kc
 }
 
 func (s *service) openWorker(ctx context.Context, m *metrics) error {
@@ -230,7 +234,16 @@ func (s *service) ready(ctx context.Context) error {
 	if !s.broker.conn.IsConnected() {
 		return errors.New("not connected to NATS")
 	}
+	if err := s.broker.fault(); err != nil {
+		return err
+	}
 	return s.broker.conn.FlushWithContext(ctx)
+}
+
+// reopen provisions what the embedded server kept in memory.
+func (s *service) reopen(ctx context.Context) error {
+	_, err := openStore(ctx, s.cfg, s.broker, s.log)
+	return err
 }
 
 // traces reports whether spans go anywhere.
@@ -249,6 +262,7 @@ func (s *service) url() string {
 // comes in; the worker and the notifier finish what they hold.
 func (s *service) run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.broker.mend(ctx, s.reopen, s.log) })
 	if s.ingest != nil {
 		g.Go(func() error { return s.ingest.Run(ctx) })
 		g.Go(func() error { return s.serveHTTP(ctx) })
