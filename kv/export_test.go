@@ -12,6 +12,9 @@ import (
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 )
 
+// Older is older.
+var Older = older
+
 // The low-level writes, for the external tests.
 
 func (s *Store) Create(ctx context.Context, subject string, data []byte, ttl time.Duration) (uint64, error) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -38,6 +39,9 @@ const (
 // The target must read the source's snapshot format: take the same minor version
 // of the server, or a later one.
 func Migrate(ctx context.Context, from, to *nats.Conn, replicas int, log *slog.Logger) ([]Moved, error) {
+	if older(to.ConnectedServerVersion(), from.ConnectedServerVersion()) {
+		return nil, fmt.Errorf("kv: migrate: the target is NATS %s and may not read the snapshots of %s", to.ConnectedServerVersion(), from.ConnectedServerVersion())
+	}
 	m := migration{from: from, to: to, replicas: replicas}
 	var err error
 	if m.source, err = jetstream.New(from); err != nil {
@@ -63,6 +67,18 @@ func Migrate(ctx context.Context, from, to *nats.Conn, replicas int, log *slog.L
 		return all, fmt.Errorf("kv: migrate: list streams: %w", err)
 	}
 	return all, nil
+}
+
+// older reports whether version a is of an earlier minor version than b.
+func older(a, b string) bool {
+	var x, y [2]int
+	if _, err := fmt.Sscanf(a, "%d.%d", &x[0], &x[1]); err != nil {
+		return true
+	}
+	if _, err := fmt.Sscanf(b, "%d.%d", &y[0], &y[1]); err != nil {
+		return true
+	}
+	return slices.Compare(x[:], y[:]) < 0
 }
 
 type migration struct {

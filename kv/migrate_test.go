@@ -182,3 +182,22 @@ func TestMigrateRefuses(t *testing.T) {
 		t.Errorf("the target's queue: %+v, %v", queue, err)
 	}
 }
+
+func TestOlder(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		a, b string
+		want bool
+	}{
+		"same":        {"2.15.3", "2.15.0", false},
+		"later minor": {"2.16.0", "2.15.3", false},
+		"later major": {"3.0.0", "2.15.3", false},
+		"earlier":     {"2.9.30", "2.15.0", true},
+		"preview":     {"2.15.0-RC.1", "2.15.3", false},
+		"unreadable":  {"", "2.15.3", true},
+	} {
+		if got := kv.Older(test.a, test.b); got != test.want {
+			t.Errorf("%s: Older(%q, %q) = %v", name, test.a, test.b, got)
+		}
+	}
+}
