@@ -122,12 +122,20 @@ func pause(ctx context.Context, attempt int) bool {
 	}
 }
 
+// One attempt is bounded however late the deadline is: when a leader dies, what
+// was on its way to it is never answered, and who waits for the answer holds a
+// worker's slot.
+const (
+	attemptTimeout   = 2 * time.Second
+	provisionTimeout = 10 * time.Second // a stream is placed and chooses its leader
+)
+
 // attemptContext bounds one attempt, so that a lost answer leaves time to ask again.
-func attemptContext(ctx context.Context) (context.Context, context.CancelFunc) {
+func attemptContext(ctx context.Context, most time.Duration) (context.Context, context.CancelFunc) {
 	end, ok := ctx.Deadline()
 	if !ok {
 		return context.WithTimeout(ctx, callTimeout)
 	}
 	left := time.Until(end)
-	return context.WithTimeout(ctx, min(left, max(left/3, 300*time.Millisecond)))
+	return context.WithTimeout(ctx, min(left, max(left/3, 300*time.Millisecond), most))
 }

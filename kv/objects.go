@@ -26,7 +26,7 @@ func (s *Store) ensureObjects(ctx context.Context) error {
 	}
 	for attempt := 0; ; attempt++ {
 		objects, err := func() (jetstream.ObjectStore, error) {
-			ctx, cancel := attemptContext(ctx)
+			ctx, cancel := attemptContext(ctx, provisionTimeout)
 			defer cancel()
 			return s.openObjects(ctx, want)
 		}()

@@ -111,7 +111,7 @@ func (s *Store) ensure(ctx context.Context, want jetstream.StreamConfig) error {
 }
 
 func (s *Store) ensureOnce(ctx context.Context, want jetstream.StreamConfig) error {
-	ctx, cancel := attemptContext(ctx)
+	ctx, cancel := attemptContext(ctx, provisionTimeout)
 	defer cancel()
 	have, err := s.js.Stream(ctx, want.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {

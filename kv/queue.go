@@ -76,7 +76,7 @@ func (s *Store) Queue(ctx context.Context, tenant string, c QueueConfig) (*Queue
 func (s *Store) ensureWorkers(ctx context.Context, tenant string) error {
 	for attempt := 0; ; attempt++ {
 		err := func() error {
-			ctx, cancel := attemptContext(ctx)
+			ctx, cancel := attemptContext(ctx, provisionTimeout)
 			defer cancel()
 			// Looking first lets processes in that may not create it.
 			_, err := s.js.Consumer(ctx, goal.GoalsStream(tenant), workersConsumer)
@@ -213,15 +213,26 @@ func (s *Store) acceptance(sub goal.Submission, r Record) goal.Accepted {
 
 // Ack takes the goal out of the queue for good and returns when the server has
 // confirmed it. An ack can be lost in the last 100 ms before a crash: the goal
-// then comes again, and its result is there. It may be repeated.
+// then comes again, and its result is there. It gives up after 5 s whatever the
+// deadline is, since that costs no more than a lost ack. It may be repeated.
 func (d *Delivery) Ack(ctx context.Context) error {
-	ctx, cancel := bounded(ctx, callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	err := d.msg.DoubleAck(ctx)
-	if err != nil && !errors.Is(err, jetstream.ErrMsgAlreadyAckd) {
-		return fmt.Errorf("ack %s: %w", d.Submission.TaskID, fault(err))
+	for attempt := 0; ; attempt++ {
+		err := d.doubleAck(ctx)
+		if err == nil || errors.Is(err, jetstream.ErrMsgAlreadyAckd) {
+			return nil
+		}
+		if classify(err) != writeRetry || !pause(ctx, attempt) {
+			return fmt.Errorf("ack %s: %w", d.Submission.TaskID, fault(err))
+		}
 	}
-	return nil
+}
+
+func (d *Delivery) doubleAck(ctx context.Context) error {
+	ctx, cancel := attemptContext(ctx, attemptTimeout)
+	defer cancel()
+	return d.msg.DoubleAck(ctx)
 }
 
 // Nak hands the goal back, to be delivered again after delay.

@@ -55,7 +55,7 @@ func (s *Store) leaderLast(ctx context.Context, stream, filter string) (Record, 
 func (s *Store) read(ctx context.Context, once func(context.Context) (Record, error)) (Record, error) {
 	for attempt := 0; ; attempt++ {
 		r, err := func() (Record, error) {
-			ctx, cancel := attemptContext(ctx)
+			ctx, cancel := attemptContext(ctx, attemptTimeout)
 			defer cancel()
 			return once(ctx)
 		}()
@@ -223,7 +223,7 @@ func (s *Store) readPart(ctx context.Context, stream, filter string, from uint64
 }
 
 func (s *Store) readPartOnce(ctx context.Context, stream, filter string, from uint64) ([]Record, bool, error) {
-	ctx, cancel := attemptContext(ctx)
+	ctx, cancel := attemptContext(ctx, attemptTimeout)
 	defer cancel()
 	body, err := json.Marshal(msgRequest{Seq: from, NextFor: filter, Batch: readBatch})
 	if err != nil {

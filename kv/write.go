@@ -174,7 +174,7 @@ func (s *Store) send(ctx context.Context, w write) (*jetstream.PubAck, error) {
 }
 
 func (s *Store) sendOnce(ctx context.Context, w write) (*jetstream.PubAck, error) {
-	ctx, cancel := attemptContext(ctx)
+	ctx, cancel := attemptContext(ctx, attemptTimeout)
 	defer cancel()
 	return s.pub.PublishMsg(ctx, w.message())
 }
