@@ -123,6 +123,7 @@ type stateConfig struct {
 	Tool           string            `yaml:"tool"`
 	Arguments      map[string]any    `yaml:"arguments"`
 	Resource       string            `yaml:"resource"`
+	JSONText       bool              `yaml:"json_text"` // mcp: the value is a string that holds JSON
 	Timeout        duration          `yaml:"timeout"`
 }
 

@@ -22,6 +22,7 @@ import (
 // environments are the configured worlds, built once at start. They are safe
 // for concurrent use.
 type environments struct {
+	log     *slog.Logger
 	all     []environment
 	balance *kv.Balances // nil: no tenant has a token balance
 	closers []func()     // in the order of opening
@@ -36,7 +37,7 @@ type environment struct {
 
 // openEnvironments builds every configured environment. Close what it returns.
 func openEnvironments(ctx context.Context, c *config, store *kv.Store, m *metrics, tr trace.Tracer, log *slog.Logger) (*environments, error) {
-	es := &environments{}
+	es := &environments{log: log}
 	var err error
 	if es.balance, err = openBalances(ctx, c, store); err != nil {
 		return nil, err
@@ -192,7 +193,8 @@ func (es *environments) state(c stateConfig, servers map[string]*tool.MCP, store
 			return nil, fmt.Errorf("no MCP server %q in this environment", c.Server)
 		}
 		return state.NewMCP(state.MCPConfig{
-			Server: server, Tool: c.Tool, Arguments: c.Arguments, Resource: c.Resource, Pointer: c.Pointer, Timeout: time.Duration(c.Timeout),
+			Server: server, Tool: c.Tool, Arguments: c.Arguments, Resource: c.Resource, Pointer: c.Pointer, Text: c.JSONText,
+			Timeout: time.Duration(c.Timeout),
 		})
 	default:
 		return state.KV{Documents: store.Documents(), Namespace: c.Namespace}, nil

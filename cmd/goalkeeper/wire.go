@@ -76,7 +76,10 @@ func (es *environments) Environments(ctx context.Context) ([]ingest.Environment,
 		shown := ingest.Environment{Name: e.Name, Roles: e.Roles}
 		specs, err := e.Tools.List(ctx)
 		if err != nil {
-			return nil, err
+			if ctx.Err() != nil {
+				return nil, err
+			}
+			es.log.WarnContext(ctx, "tools could not be listed", "environment", e.Name, "error", err)
 		}
 		for _, s := range specs {
 			shown.Tools = append(shown.Tools, ingest.Tool{

@@ -33,7 +33,10 @@ type MCPConfig struct {
 	// Resource is the URI, with {collection} and {id} as places.
 	Resource string
 	// Pointer is the RFC 6901 pointer of the value in the answer.
-	Pointer  string
+	Pointer string
+	// Text says that the value there is a string that holds JSON, as a file that
+	// a server reads out.
+	Text     bool
 	Timeout  time.Duration // of one read; 0: DefaultTimeout
 	MaxBytes int           // of one answer; 0: DefaultMaxBytes
 }
@@ -102,7 +105,15 @@ func (m *MCP) read(ctx context.Context, e agent.Entity) (answer, error) {
 	if len(raw) > m.cfg.MaxBytes {
 		return answer{}, fmt.Errorf("the answer is larger than %d bytes", m.cfg.MaxBytes)
 	}
-	return decode(raw, m.cfg.Pointer)
+	a, err := decode(raw, m.cfg.Pointer)
+	if err != nil || !m.cfg.Text || !a.present {
+		return a, err
+	}
+	text, ok := a.value.(string)
+	if !ok {
+		return answer{}, errors.New("the value is not a string that holds JSON")
+	}
+	return decode([]byte(text), "")
 }
 
 func (m *MCP) ask(ctx context.Context, e agent.Entity) ([]byte, error) {

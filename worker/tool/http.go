@@ -362,9 +362,13 @@ func (e *endpoint) newRequest(ctx context.Context, c agent.Call, target *url.URL
 		req.Header.Set(name, value)
 	}
 	req.Header["idempotency-key"] = []string{c.Key}
-	req.Header.Set("Goalkeeper-Session", c.TaskID)
-	req.Header.Set("Goalkeeper-Step", strconv.Itoa(c.Step))
-	req.Header.Set("Goalkeeper-Tool", c.Tool)
+	if len(e.inURL) == 0 && !bodiless(e.Method) {
+		// What the key was derived from, for a receiver that recomputes it: it
+		// can only where all arguments are in the body.
+		req.Header.Set("Goalkeeper-Session", c.TaskID)
+		req.Header.Set("Goalkeeper-Step", strconv.Itoa(c.Step))
+		req.Header.Set("Goalkeeper-Tool", c.Tool)
+	}
 	if c.Traceparent != "" {
 		req.Header.Set("Traceparent", c.Traceparent)
 	}

@@ -68,8 +68,12 @@ func TestHTTPRequest(t *testing.T) {
 			box := httpTool(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				body, _ := io.ReadAll(r.Body)
 				want := map[string]string{
-					"Idempotency-Key": "thekey", "Goalkeeper-Session": "tsk_1", "Goalkeeper-Step": "3", "Goalkeeper-Tool": "t",
-					"Traceparent": "00-trace", "Authorization": "Bearer s3cret", "Content-Type": row.wantT,
+					"Idempotency-Key": "thekey", "Traceparent": "00-trace", "Authorization": "Bearer s3cret", "Content-Type": row.wantT,
+				}
+				// The parts of the key go where it can be recomputed from the body.
+				want["Goalkeeper-Session"], want["Goalkeeper-Step"], want["Goalkeeper-Tool"] = "", "", ""
+				if row.method != "GET" && !strings.Contains(row.url, "{") {
+					want["Goalkeeper-Session"], want["Goalkeeper-Step"], want["Goalkeeper-Tool"] = "tsk_1", "3", "t"
 				}
 				for name, v := range want {
 					if got := r.Header.Get(name); got != v || len(r.Header.Values(name)) > 1 {
