@@ -48,7 +48,7 @@ func (d *Dashboard) call(r *http.Request, method, path string, header map[string
 // request is a request to the API from the viewer. It carries no mark of the
 // page that it is made for: that page's own origin was checked.
 func (d *Dashboard) request(ctx context.Context, r *http.Request, method, path string, body []byte) (*http.Request, error) {
-	req, err := http.NewRequestWithContext(ctx, method, path, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(unrouted(ctx), method, path, bytes.NewReader(body))
 	if err != nil {
 		return nil, fmt.Errorf("%s %s: %w", method, path, err)
 	}

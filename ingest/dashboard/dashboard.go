@@ -145,7 +145,15 @@ func (d *Dashboard) routes(r chi.Router) {
 }
 
 // ServeHTTP implements http.Handler.
-func (d *Dashboard) ServeHTTP(w http.ResponseWriter, r *http.Request) { d.handler.ServeHTTP(w, r) }
+func (d *Dashboard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	d.handler.ServeHTTP(w, r.WithContext(unrouted(r.Context())))
+}
+
+// unrouted is a context without the state of a route. chi would otherwise go on
+// with that of the router which called, also while it is read there.
+func unrouted(ctx context.Context) context.Context {
+	return context.WithValue(ctx, chi.RouteCtxKey, (*chi.Context)(nil))
+}
 
 // policy lets a page use its own server's files and nothing else: no script or
 // style within the page, no frame around it.

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-chi/chi/v5"
+
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 )
 
@@ -41,8 +43,12 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, whole: true, snaps: map[string]goal.Snapshot{}}
+	api := chi.NewRouter() // as the real one: it keeps its state in the request's context
+	api.HandleFunc("/v1/{id}", w.serveAPI)
+	api.HandleFunc("/v1/{kind}/{id}", w.serveAPI)
+	api.HandleFunc("/v1/{kind}/{id}/{part}", w.serveAPI)
 	d, err := New(Config{
-		API: http.HandlerFunc(w.serveAPI), Authenticate: w.authenticate, Load: w.load, Each: w.each,
+		API: api, Authenticate: w.authenticate, Load: w.load, Each: w.each,
 		Queue: func(_ context.Context, _ string) (Queue, error) {
 			return Queue{Pending: 3, InFlight: 1, Oldest: time.Now()}, nil
 		},
