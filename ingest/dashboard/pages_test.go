@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"regexp"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-chi/chi/v5"
 	"golang.org/x/net/html"
 
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
@@ -339,5 +341,24 @@ func TestStoreAway(t *testing.T) {
 	wantStatus(t, rec, http.StatusServiceUnavailable)
 	if strings.Contains(rec.Body.String(), "secret-host") {
 		t.Error("the page shows an internal error")
+	}
+}
+
+// TestTheAPIRoutesForItself looks that the API's router does not go on with the
+// state of the page's, which is read at the same time.
+func TestTheAPIRoutesForItself(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var keys []string
+	w.api = func(_ http.ResponseWriter, r *http.Request) bool {
+		keys = chi.RouteContext(r.Context()).URLParams.Keys
+		return false
+	}
+	outer := chi.NewRouter()
+	outer.Handle("/tasks/{outer}/*", w.d)
+	req := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/tasks/"+taskA+"/cancel", http.NoBody)
+	outer.ServeHTTP(httptest.NewRecorder(), req)
+	if !slices.Equal(keys, []string{"kind", "id", "part"}) {
+		t.Errorf("the API's route has the parameters %v", keys)
 	}
 }
