@@ -492,10 +492,8 @@ func openTurn(m jetstream.Msg) (due goal.Due, wanted bool, err error) {
 func held(m jetstream.Msg) goal.Due {
 	return goal.Due{
 		Ack: func(ctx context.Context) error {
-			ctx, cancel := bounded(ctx, callTimeout)
-			defer cancel()
-			if err := m.DoubleAck(ctx); err != nil && !errors.Is(err, jetstream.ErrMsgAlreadyAckd) {
-				return fmt.Errorf("ack turn: %w", fault(err))
+			if err := confirmAck(ctx, m); err != nil {
+				return fmt.Errorf("ack turn: %w", err)
 			}
 			return nil
 		},

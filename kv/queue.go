@@ -216,23 +216,29 @@ func (s *Store) acceptance(sub goal.Submission, r Record) goal.Accepted {
 // then comes again, and its result is there. It gives up after 5 s whatever the
 // deadline is, since that costs no more than a lost ack. It may be repeated.
 func (d *Delivery) Ack(ctx context.Context) error {
+	if err := confirmAck(ctx, d.msg); err != nil {
+		return fmt.Errorf("ack %s: %w", d.Submission.TaskID, err)
+	}
+	return nil
+}
+
+// confirmAck acknowledges until the server has confirmed it, for 5 s at most.
+func confirmAck(ctx context.Context, m jetstream.Msg) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	for attempt := 0; ; attempt++ {
-		err := d.doubleAck(ctx)
+		err := func() error {
+			ctx, cancel := attemptContext(ctx, attemptTimeout)
+			defer cancel()
+			return m.DoubleAck(ctx)
+		}()
 		if err == nil || errors.Is(err, jetstream.ErrMsgAlreadyAckd) {
 			return nil
 		}
 		if classify(err) != writeRetry || !pause(ctx, attempt) {
-			return fmt.Errorf("ack %s: %w", d.Submission.TaskID, fault(err))
+			return fault(err)
 		}
 	}
-}
-
-func (d *Delivery) doubleAck(ctx context.Context) error {
-	ctx, cancel := attemptContext(ctx, attemptTimeout)
-	defer cancel()
-	return d.msg.DoubleAck(ctx)
 }
 
 // Nak hands the goal back, to be delivered again after delay.
