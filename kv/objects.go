@@ -67,7 +67,7 @@ func (s *Store) PutObject(ctx context.Context, data []byte) (string, error) {
 	defer cancel()
 	sum := sha256.Sum256(data)
 	name := hex.EncodeToString(sum[:])
-	have, err := s.objects.GetInfo(ctx, name)
+	have, err := s.objectInfo(ctx, name)
 	if err == nil && have.Size == uint64(len(data)) && time.Since(have.ModTime) < s.conf.Retention {
 		return name, s.durable(ctx)
 	}
@@ -75,6 +75,12 @@ func (s *Store) PutObject(ctx context.Context, data []byte) (string, error) {
 		return "", fmt.Errorf("put object: %w", err)
 	}
 	return name, s.durable(ctx)
+}
+
+func (s *Store) objectInfo(ctx context.Context, name string) (*jetstream.ObjectInfo, error) {
+	ctx, cancel := attemptContext(ctx, attemptTimeout)
+	defer cancel()
+	return s.objects.GetInfo(ctx, name)
 }
 
 // objectChunk is the largest part of an object in one message.
@@ -118,7 +124,7 @@ func (s *Store) GetObject(ctx context.Context, name string) ([]byte, error) {
 	ctx, cancel := bounded(ctx, callTimeout)
 	defer cancel()
 	for attempt := 0; ; attempt++ {
-		data, err := s.objects.GetBytes(ctx, name)
+		data, err := s.objectBytes(ctx, name)
 		switch {
 		case err == nil && matches(name, data):
 			return data, nil
@@ -132,6 +138,12 @@ func (s *Store) GetObject(ctx context.Context, name string) ([]byte, error) {
 			return nil, fmt.Errorf("object %s: %w", name, unavailable(errors.Join(err, errDigest)))
 		}
 	}
+}
+
+func (s *Store) objectBytes(ctx context.Context, name string) ([]byte, error) {
+	ctx, cancel := attemptContext(ctx, callTimeout)
+	defer cancel()
+	return s.objects.GetBytes(ctx, name)
 }
 
 var errDigest = errors.New("the object's bytes could not be read whole")
