@@ -346,7 +346,8 @@ func shopConfig(c *config, backend string) {
 		c.Environments = append(c.Environments, environmentConfig{Name: name, State: shop, Tools: tools, Planner: planner})
 	}
 	slices.SortFunc(c.Environments, func(a, b environmentConfig) int { return strings.Compare(a.Name, b.Name) })
-	c.Environments = append(c.Environments, environmentConfig{Name: "default"})
+	c.Environments = append(c.Environments, environmentConfig{Name: "default"},
+		environmentConfig{Name: "files", MCP: []mcpConfig{{Name: "disk", Command: []string{"sh", "-c", "echo the disk is <full> >&2; exit 1"}}}})
 }
 
 // refundGoal needs every action of the shop's script.
@@ -556,7 +557,9 @@ func TestDashboardList(t *testing.T) {
 	b.until(`document.querySelector("#workers tbody tr") && document.querySelector("#queues tbody tr")`)
 	b.gallery("activity")
 	b.open(d.url + "/environments")
-	b.until(`document.querySelector(".health.h-failing, .health.h-healthy")`)
+	b.until(`document.querySelector(".tools-table .h-failing") && document.querySelector(".tools-table .h-healthy")`)
+	b.until(`document.querySelector(".server .health").textContent === "away"`)
+	b.click(".server summary")
 	b.gallery("environments")
 	b.open(d.url + "/nowhere")
 	b.allowConsole("404")

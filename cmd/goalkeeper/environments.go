@@ -26,6 +26,13 @@ type environments struct {
 	all     []environment
 	balance *kv.Balances // nil: no tenant has a token balance
 	closers []func()     // in the order of opening
+	servers []mcpServer
+}
+
+// mcpServer is an environment's MCP server.
+type mcpServer struct {
+	environment string
+	*tool.MCP
 }
 
 // environment is one world and the tenants that may use it.
@@ -76,6 +83,9 @@ func (es *environments) open(c environmentConfig, store *kv.Store, log *slog.Log
 	servers, err := es.mcpServers(c.MCP, store, log)
 	if err != nil {
 		return e, err
+	}
+	for _, m := range servers {
+		es.servers = append(es.servers, mcpServer{c.Name, m})
 	}
 	if e.Tools, err = es.tools(c, servers, store, log); err != nil {
 		return e, err

@@ -3,6 +3,9 @@ package main
 import (
 	"context"
 	"net/http"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -20,7 +23,7 @@ func (s *service) openDashboard(auth ingest.Authenticator) (http.Handler, error)
 			p, err := auth.Authenticate(r)
 			return dashboard.Caller{Tenant: p.Tenant, Name: p.Name, Admin: p.Has("admin")}, err
 		},
-		Load: s.store.Load, Each: s.eachRow, Queue: s.queue, Tenants: s.cfg.tenantNames(), Log: s.log,
+		Load: s.store.Load, Each: s.eachRow, Queue: s.queue, Servers: s.envs.serverHealth, Tenants: s.cfg.tenantNames(), Log: s.log,
 	}
 	if s.metrics != nil {
 		cfg.Health = s.metrics.toolHealth
@@ -42,6 +45,21 @@ func (s *service) eachRow(tenant string, fn func(dashboard.Row) bool) (whole boo
 func (s *service) queue(ctx context.Context, tenant string) (dashboard.Queue, error) {
 	q, err := s.store.Stats(ctx, tenant)
 	return dashboard.Queue{Pending: q.Pending, InFlight: q.InFlight, Oldest: q.Oldest}, err
+}
+
+// serverHealth asks every MCP server for its tools, all at once.
+func (es *environments) serverHealth(ctx context.Context) []dashboard.ServerHealth {
+	out := make([]dashboard.ServerHealth, len(es.servers))
+	var wg sync.WaitGroup
+	for i, m := range es.servers {
+		wg.Go(func() {
+			tools, err := m.List(ctx)
+			out[i] = dashboard.ServerHealth{Environment: m.environment, Name: m.Name(), Tools: len(tools), Err: err, Stderr: m.Stderr()}
+		})
+	}
+	wg.Wait()
+	slices.SortFunc(out, func(a, b dashboard.ServerHealth) int { return strings.Compare(a.Name, b.Name) })
+	return out
 }
 
 // toolHealth is what the metrics say of every tool that was called in this

@@ -54,6 +54,14 @@ type ToolHealth struct {
 	Mean              time.Duration
 }
 
+// ServerHealth is how an MCP server answers now.
+type ServerHealth struct {
+	Environment, Name string
+	Tools             int
+	Err               error  // it does not answer; shown to administrators only, as is
+	Stderr            string // the last it wrote there
+}
+
 // Config is what a Dashboard needs. Its functions are called concurrently.
 type Config struct {
 	// API is the HTTP API, called in process with the viewer's credentials.
@@ -68,7 +76,10 @@ type Config struct {
 	// Queue reads a tenant's queue. nil: queues are not shown.
 	Queue func(ctx context.Context, tenant string) (Queue, error)
 	// Health is what is known of the tools. nil: nothing.
-	Health  func() []ToolHealth
+	Health func() []ToolHealth
+	// Servers asks the MCP servers; it must end with its context. nil: there
+	// are none.
+	Servers func(ctx context.Context) []ServerHealth
 	Tenants []string // in the order shown to an administrator
 	Log     *slog.Logger
 }

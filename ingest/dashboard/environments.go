@@ -1,6 +1,7 @@
 package dashboard
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"time"
@@ -15,8 +16,9 @@ type environmentsView struct {
 
 // environmentView is a named world with its tools.
 type environmentView struct {
-	Name  string
-	Tools []toolView
+	Name    string
+	Tools   []toolView
+	Servers []ServerHealth
 }
 
 // toolView is a tool and what is known of how it does.
@@ -62,6 +64,7 @@ func (d *Dashboard) environmentsPage(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	d.addHealth(tools.Tools)
+	servers := d.servers(r.Context())
 	for i := range envs.Environments {
 		e := &envs.Environments[i]
 		for _, t := range tools.Tools {
@@ -69,9 +72,23 @@ func (d *Dashboard) environmentsPage(w http.ResponseWriter, r *http.Request) {
 				e.Tools = append(e.Tools, t)
 			}
 		}
+		for _, s := range servers {
+			if s.Environment == e.Name {
+				e.Servers = append(e.Servers, s)
+			}
+		}
 	}
 	body := environmentsView{Environments: envs.Environments, Numbers: d.cfg.Health != nil}
 	d.page(w, r, http.StatusOK, "environments", frame{Title: "Environments", Nav: "environments", Reload: 30, Body: body})
+}
+
+func (d *Dashboard) servers(ctx context.Context) []ServerHealth {
+	if d.cfg.Servers == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, loadTimeout)
+	defer cancel()
+	return d.cfg.Servers(ctx)
 }
 
 func (d *Dashboard) addHealth(tools []toolView) {

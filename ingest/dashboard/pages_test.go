@@ -255,11 +255,19 @@ func TestEnvironments(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	page := w.get("/environments").Body.String()
-	for _, want := range []string{"orders.get", "&lt;b&gt;", "unsteady", "1.00 s"} {
+	for _, want := range []string{"orders.get", "&lt;b&gt;", "unsteady", "1.00 s", "files", "answers", "away", "exit status 1", "panic: &lt;b&gt;"} {
 		if !strings.Contains(page, want) {
 			t.Errorf("the page lacks %s", want)
 		}
 	}
+	if strings.Contains(page, "secret-server") {
+		t.Error("a server of an environment that the viewer may not use is shown")
+	}
+	w.keys = map[string]Caller{"k": {Tenant: "acme"}}
+	if page := w.get("/environments", "Authorization: Bearer k").Body.String(); strings.Contains(page, "panic") || !strings.Contains(page, "away") {
+		t.Error("what a server wrote is for administrators")
+	}
+	w.keys = nil
 	w.api = func(rw http.ResponseWriter, _ *http.Request) bool {
 		rw.WriteHeader(http.StatusServiceUnavailable)
 		_, _ = rw.Write([]byte(`{"title": "A dependency is away", "status": 503, "detail": "the tools could not be listed"}`))

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"log/slog"
 	"net/http"
@@ -52,7 +53,13 @@ func newWorld(t *testing.T) *world {
 		Queue: func(_ context.Context, _ string) (Queue, error) {
 			return Queue{Pending: 3, InFlight: 1, Oldest: time.Now()}, nil
 		},
-		Health:  func() []ToolHealth { return []ToolHealth{{"shop", "orders.get", 4, 1, time.Second}} },
+		Health: func() []ToolHealth { return []ToolHealth{{"shop", "orders.get", 4, 1, time.Second}} },
+		Servers: func(context.Context) []ServerHealth {
+			return []ServerHealth{
+				{Environment: "shop", Name: "files", Tools: 3}, {Environment: "hidden", Name: "secret-server"},
+				{Environment: "shop", Name: "mail", Err: errors.New("exit status 1"), Stderr: "panic: <b>"},
+			}
+		},
 		Tenants: []string{"acme", "globex"}, Log: slog.New(slog.NewTextHandler(&w.log, nil)),
 	})
 	if err != nil {
