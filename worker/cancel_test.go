@@ -3,6 +3,7 @@ package worker_test
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
@@ -32,8 +33,8 @@ func TestCancel(t *testing.T) {
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			inBubble(t, func(t *testing.T, w *world) {
-				t.Helper()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
 				w.act = takes(row.calls)
 				w.decide = func(ctx context.Context, _ agent.Situation) { sleep(ctx, row.plans) }
 				a := w.submit(acme, "a", 3)

@@ -16,8 +16,8 @@ import (
 // goal goes back between two steps, free for another worker, which goes on.
 func TestDrain(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(t *testing.T, w *world) {
-		t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.act = takes(4 * time.Second)
 		a := w.submit(acme, "a", 3)
 		one := w.node("one").start()
@@ -50,7 +50,8 @@ func TestDrain(t *testing.T) {
 // TestDrainAtOnce: between two workers there is no waiting.
 func TestDrainAtOnce(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.act = takes(2 * time.Second)
 		w.submit(acme, "a", 5)
 		one := w.node("one").start()
@@ -93,8 +94,8 @@ func TestHardDrain(t *testing.T) {
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			inBubble(t, func(t *testing.T, w *world) {
-				t.Helper()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
 				a := w.submit(acme, "a", 1)
 				one := w.node("one")
 				row.stuck(w, one)
@@ -133,7 +134,8 @@ func stuckIn(verb string) func(*world, *node) {
 // the end of its grace.
 func TestDrainSettles(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.submit(acme, "a", 1)
 		n := w.node("one")
 		for _, verb := range []string{"settle", "release", "ack"} {
@@ -155,7 +157,8 @@ func TestDrainSettles(t *testing.T) {
 // TestDrainWaiting: a goal that waits for a slot goes back at once.
 func TestDrainWaiting(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.act = takes(5 * time.Second)
 		w.queue("beta")
 		n := w.node("one").start(func(c *worker.Config) { c.Concurrency = 1 })
@@ -183,7 +186,8 @@ func TestDrainIdle(t *testing.T) {
 	for _, verb := range []string{"", "next"} {
 		t.Run(verb, func(t *testing.T) {
 			t.Parallel()
-			inBubble(t, func(t *testing.T, w *world) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
 				n := w.node("one")
 				n.setFault(verb, first(1_000, errDown))
 				n.start()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/goalkeeper-dev/goalkeeper/kv"
@@ -18,7 +19,8 @@ import (
 // queue, one is drained in the middle and a third comes; every goal is settled
 // once, with every effect made once. Not parallel: see package kvtest.
 func TestTwoWorkersOneQueue(t *testing.T) {
-	inBubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		const goals, steps = 200, 3
 		w.act = takes(300 * time.Millisecond)
 		cluster := kvtest.Server(t, kvtest.Options{})

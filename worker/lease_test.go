@@ -18,7 +18,8 @@ import (
 // goal is handed out once however long it takes.
 func TestKeptAlive(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.act = takes(62 * time.Second)
 		a := w.submit(acme, "a", 1)
 		w.node("one").start()
@@ -42,7 +43,8 @@ func TestKeptAlive(t *testing.T) {
 // TestKeptAliveUntilSettled: a slow store does not cost the lease.
 func TestKeptAliveUntilSettled(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		a := w.submit(acme, "a", 1)
 		n := w.node("one")
 		n.setFault("settle", func(ctx context.Context, _ int) error {
@@ -89,12 +91,20 @@ func TestLeaseLost(t *testing.T) {
 		{"store away later", afterOne(first(99, errDown)), beat + ackWait},
 		{"store back when the lease has run out", first(2, errDown), ackWait},
 		{"store back before", first(1, errDown), 0},
+		{"store slow, then away", func(ctx context.Context, n int) error {
+			if n == 1 {
+				sleep(ctx, 4*time.Second) // renewed all the same, perhaps at the beginning
+				return nil
+			}
+			return errDown
+		}, beat + ackWait},
 		{"store away later, and back before", afterOne(first(2, errDown)), 0},
 	}
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			inBubble(t, func(t *testing.T, w *world) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
 				var cut time.Duration
 				w.act = func(ctx context.Context, _ agent.Call) goal.Outcome {
 					if cut > 0 || sleep(ctx, time.Minute) {
@@ -107,16 +117,16 @@ func TestLeaseLost(t *testing.T) {
 				n := w.node("one")
 				n.setFault("renew", row.renew)
 				n.start()
-				w.pass(30 * time.Second)
+				look, lost := 30*time.Second, 0
+				if row.cut > 0 {
+					look, lost = row.cut+time.Second, 1
+				}
+				w.pass(look)
 				if cut != row.cut {
 					t.Errorf("the call was cut off after %s, want %s", cut, row.cut)
 				}
-				lost := 0
-				if row.cut > 0 {
-					lost = 1
-				}
-				if got := w.said("nak", "settle"); len(got) > 0 && w.times("settle a")[0] <= row.cut || n.seen().lost != lost {
-					t.Errorf("said %v, %d leases lost", got, n.seen().lost)
+				if got := w.said("settle", "release", "nak", "ack"); len(got) > 0 || n.seen().lost != lost {
+					t.Errorf("said %v, %d leases lost; want nothing and %d", got, n.seen().lost, lost)
 				}
 				n.setFault("renew", nil)
 				w.pass(2 * time.Minute)
@@ -129,7 +139,8 @@ func TestLeaseLost(t *testing.T) {
 // TestWaitingIsKeptAlive: a goal that waits for a slot is not handed to another.
 func TestWaitingIsKeptAlive(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.act = takes(time.Minute)
 		w.queue("beta")
 		w.node("one").start(func(c *worker.Config) { c.Concurrency = 1 })
@@ -160,7 +171,7 @@ func TestFrozenAtEveryPoint(t *testing.T) {
 	for _, point := range worker.Points() {
 		t.Run(point, func(t *testing.T) {
 			t.Parallel()
-			inBubble(t, func(t *testing.T, w *world) { frozenAt(t, w, point) })
+			synctest.Test(t, func(t *testing.T) { frozenAt(t, newWorld(t), point) })
 		})
 	}
 }
@@ -224,7 +235,8 @@ func frozenAt(t *testing.T, w *world, point string) {
 // it again; it is cancelled as what it is now, and counted.
 func TestTakenTwiceByOneWorker(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		a := w.submit(acme, "a", 1)
 		var asked atomic.Int32
 		w.decide = func(ctx context.Context, _ agent.Situation) {
@@ -252,7 +264,8 @@ func TestTakenTwiceByOneWorker(t *testing.T) {
 // lease by then.
 func TestLeaseLostWhileSettling(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		a := w.submit(acme, "a", 1)
 		n := w.node("one")
 		n.setFault("renew", first(1, goal.ErrFenced))
@@ -265,6 +278,27 @@ func TestLeaseLostWhileSettling(t *testing.T) {
 		w.settledOnce(goal.TargetStateReached)
 		if a.delivered != 1 {
 			t.Errorf("delivered %d times", a.delivered)
+		}
+	})
+}
+
+// TestReleaseAfterRenewal: a lease is not used by two at a time.
+func TestReleaseAfterRenewal(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.act = takes(beat + time.Second)
+		w.submit(acme, "a", 1)
+		n := w.node("one")
+		n.setFault("renew", func(ctx context.Context, _ int) error {
+			sleep(ctx, 3*time.Second)
+			return nil
+		})
+		n.start()
+		w.pass(time.Minute)
+		w.settledOnce(goal.TargetStateReached)
+		if got := w.times("release a"); len(got) != 1 || got[0] != beat+3*time.Second {
+			t.Errorf("released at %v, want after the renewal, at %s", got, beat+3*time.Second)
 		}
 	})
 }

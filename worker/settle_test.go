@@ -18,7 +18,8 @@ import (
 // TestOrder: lease, journal, result, work, result, lease, message.
 func TestOrder(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		a := w.submit(acme, "a", 1)
 		n := w.node("one").start()
 		w.pass(time.Second)
@@ -61,7 +62,8 @@ func TestStoreDown(t *testing.T) {
 	for _, row := range rows {
 		t.Run(row.verb, func(t *testing.T) {
 			t.Parallel()
-			inBubble(t, func(t *testing.T, w *world) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
 				w.act = takes(7 * time.Second)
 				a := w.submit(acme, "a", 1)
 				n := w.node("one")
@@ -103,7 +105,8 @@ func TestStoreDown(t *testing.T) {
 // worker.
 func TestStoreStaysDown(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(_ *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.submit(acme, "a", 3)
 		n := w.node("one")
 		for _, verb := range []string{"lock", "open", "result", "cancelled", "append", "settle", "release", "ack", "nak"} {
@@ -124,7 +127,8 @@ func TestStoreStaysDown(t *testing.T) {
 // start.
 func TestCannotListen(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		n := w.node("one")
 		n.setFault("watch", first(1, errDown))
 		wk, err := worker.New(n.config())
@@ -143,7 +147,8 @@ func TestFenced(t *testing.T) {
 	for _, verb := range []string{"append", "settle", "renew", "open"} {
 		t.Run(verb, func(t *testing.T) {
 			t.Parallel()
-			inBubble(t, func(t *testing.T, w *world) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
 				w.act = takes(7 * time.Second)
 				w.submit(acme, "a", 1)
 				n := w.node("one")
@@ -167,7 +172,8 @@ func TestFenced(t *testing.T) {
 // worker give back what is not its own.
 func TestFencedWhileDraining(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.submit(acme, "a", 1)
 		n := w.node("one")
 		n.setFault("settle", func(context.Context, int) error {
@@ -192,7 +198,8 @@ func TestLocked(t *testing.T) {
 	} {
 		t.Run(left.String(), func(t *testing.T) {
 			t.Parallel()
-			inBubble(t, func(t *testing.T, w *world) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
 				w.submit(acme, "a", 1)
 				n := w.node("one")
 				n.setFault("lock", first(1, fmt.Errorf("test: %w", &goal.LockedError{Holder: "other", Left: left})))
@@ -213,7 +220,8 @@ func TestLocked(t *testing.T) {
 // completes it, and not worked on.
 func TestRedeliveredAfterResult(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		a := w.submit(acme, "a", 1)
 		a.result, a.created = &goal.Result{Status: goal.Cancelled, Reason: goal.CancelRequested}, 1 // and no terminal event
 		w.node("one").start()
@@ -232,7 +240,8 @@ func TestCrashedAfterSettle(t *testing.T) {
 	for _, verb := range []string{"settle", "ack"} {
 		t.Run(verb, func(t *testing.T) {
 			t.Parallel()
-			inBubble(t, func(t *testing.T, w *world) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
 				a := w.submit(acme, "a", 1)
 				n := w.node("one")
 				n.setFault(verb, func(_ context.Context, i int) error {
@@ -277,7 +286,8 @@ func TestNeverStarted(t *testing.T) {
 	for _, row := range rows {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			inBubble(t, func(t *testing.T, w *world) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
 				a := w.submit(acme, "a", 1, row.change...)
 				w.node("one").start()
 				w.pass(time.Second)
@@ -296,7 +306,8 @@ func TestNeverStarted(t *testing.T) {
 // TestStartedDoesNotExpire: only what has not started expires in the queue.
 func TestStartedDoesNotExpire(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.act = takes(2 * time.Second)
 		a := w.submit(acme, "a", 2, func(acc *goal.Accepted) { acc.Expires = time.Now().Add(24*time.Hour + time.Second) })
 		n := w.node("one")
@@ -321,7 +332,8 @@ func TestPanic(t *testing.T) {
 	for _, where := range []string{"planner", "tool"} {
 		t.Run(where, func(t *testing.T) {
 			t.Parallel()
-			inBubble(t, func(t *testing.T, w *world) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
 				panics := 3
 				explode := func(task string) {
 					if task == "bad" && panics > 0 {
@@ -358,17 +370,28 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// TestPanicForEver: the journal counts, and ends it.
+// TestPanicForEver: the journal counts, and ends it, also when the very first
+// look is what ends every attempt.
 func TestPanicForEver(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(t *testing.T, w *world) {
-		w.act = func(context.Context, agent.Call) goal.Outcome { panic("test: broken") }
-		a := w.submit(acme, "a", 1)
-		w.node("one").start()
-		w.pass(time.Minute)
-		w.settledOnce(goal.WorkerCrashLoop)
-		if a.delivered < 10 || a.delivered > 30 {
-			t.Errorf("given up after %d deliveries", a.delivered)
-		}
-	})
+	for _, where := range []string{"tool", "state"} {
+		t.Run(where, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				if where == "tool" {
+					w.act = func(context.Context, agent.Call) goal.Outcome { panic("test: broken") }
+				} else {
+					w.look = func() { panic("test: broken") }
+				}
+				a := w.submit(acme, "a", 1)
+				w.node("one").start()
+				w.pass(time.Minute)
+				w.settledOnce(goal.WorkerCrashLoop)
+				if a.delivered < 10 || a.delivered > 30 {
+					t.Errorf("given up after %d deliveries", a.delivered)
+				}
+			})
+		})
+	}
 }

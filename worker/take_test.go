@@ -23,7 +23,8 @@ func TestTakingFails(t *testing.T) {
 	const failures = 12
 	var starts []time.Duration // of two runs
 	for range 2 {
-		inBubble(t, func(t *testing.T, w *world) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t)
 			n := w.node("one")
 			n.setFault("next", func(_ context.Context, i int) error {
 				if i <= failures || i == failures+2 {
@@ -62,7 +63,8 @@ func TestTakingFails(t *testing.T) {
 // TestNothingToTake: a queue that comes back empty-handed is asked again.
 func TestNothingToTake(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(_ *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.submit(acme, "a", 1)
 		n := w.node("one")
 		n.start(func(c *worker.Config) {
@@ -95,7 +97,8 @@ func TestTenantsTakeTurns(t *testing.T) {
 	for _, latency := range []time.Duration{0, time.Millisecond} {
 		t.Run(latency.String(), func(t *testing.T) {
 			t.Parallel()
-			inBubble(t, func(t *testing.T, w *world) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
 				const takesOne = 3 * time.Second
 				w.act = takes(takesOne)
 				w.queue("beta")
@@ -126,7 +129,8 @@ func TestTenantsTakeTurns(t *testing.T) {
 // has waited so long that heartbeats were due.
 func TestPlaceIsKept(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		w.act = takes(2*beat + 200*time.Millisecond)
 		w.queue("beta")
 		w.queue("gamma")
@@ -177,7 +181,8 @@ func TestConcurrency(t *testing.T) {
 		every := rapid.IntRange(2, 9).Draw(rt, "every")
 		var most, seen int
 		var faults []string
-		inBubble(t, func(_ *testing.T, w *world) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t)
 			byID := map[string]*plan{} // guarded by w.mu
 			w.queue("beta")
 			w.queue("gamma")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
@@ -18,7 +19,8 @@ type spanKey struct{}
 // told how that went.
 func TestTrace(t *testing.T) {
 	t.Parallel()
-	inBubble(t, func(t *testing.T, w *world) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
 		var mu sync.Mutex
 		var opened []string
 		var ended []error

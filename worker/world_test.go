@@ -36,8 +36,10 @@ type world struct {
 
 	// act is what the tool does before its effect; an outcome with a kind is
 	// answered instead of it. decide is what the planner does before its answer.
+	// look is what the state does before it answers.
 	act    func(ctx context.Context, c agent.Call) goal.Outcome
 	decide func(ctx context.Context, s agent.Situation)
+	look   func()
 
 	mu       sync.Mutex // guards what follows
 	log      []entry
@@ -76,13 +78,10 @@ type task struct {
 	asked     int // questions to the planner
 }
 
-// inBubble runs f in virtual time, in a world of its own, and ends its workers.
-func inBubble(t *testing.T, f func(t *testing.T, w *world)) {
+// newWorld is an empty world in the bubble of t.
+func newWorld(t *testing.T) *world {
 	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		t.Helper()
-		f(t, &world{t: t, start: time.Now(), queues: map[string]*queue{}, tasks: map[string]*task{}, watchers: map[int]func(string, string){}})
-	})
+	return &world{t: t, start: time.Now(), queues: map[string]*queue{}, tasks: map[string]*task{}, watchers: map[int]func(string, string){}}
 }
 
 // submit queues a goal that takes so many calls of the tool.
@@ -607,6 +606,9 @@ type box struct {
 
 // Observe implements agent.State: a collection is a task, an id is a step.
 func (b box) Observe(ctx context.Context, entities []agent.Entity) (agent.Observation, error) {
+	if b.w.look != nil {
+		b.w.look()
+	}
 	b.w.mu.Lock()
 	defer b.w.mu.Unlock()
 	state := map[string]any{}
