@@ -3,6 +3,7 @@ package worker
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,12 +15,17 @@ type slots struct {
 	sem *semaphore.Weighted
 
 	mu   sync.Mutex
-	free int           // guarded by mu
-	wake chan struct{} // closed and replaced when a slot becomes free; guarded by mu
+	free int             // guarded by mu
+	line []chan struct{} // who waits in waitFree, in order, by its wake; guarded by mu
 }
 
+// headStart is what the first in the line has over the next one to take a goal
+// and the free slot. Only who has goals, or was not asked since it had, is in the
+// line, so that it is hardly ever waited in vain.
+const headStart = 5 * time.Millisecond
+
 func newSlots(n int) *slots {
-	return &slots{sem: semaphore.NewWeighted(int64(n)), free: n, wake: make(chan struct{})}
+	return &slots{sem: semaphore.NewWeighted(int64(n)), free: n}
 }
 
 // acquire takes a slot, or reports false when ctx ends first.
@@ -36,27 +42,53 @@ func (s *slots) acquire(ctx context.Context) bool {
 func (s *slots) release() {
 	s.mu.Lock()
 	s.free++
-	close(s.wake)
-	s.wake = make(chan struct{})
+	for _, wake := range s.line {
+		select {
+		case wake <- struct{}{}:
+		default: // it has not looked yet since it was woken before
+		}
+	}
 	s.mu.Unlock()
 	s.sem.Release(1)
 }
 
-// waitFree waits until some slot is free, without taking it.
+// waitFree waits until some slot is free, without taking it. Who waits longer
+// comes first: else a tenant whose goals are at hand could be the faster one
+// again and again.
 func (s *slots) waitFree(ctx context.Context) bool {
-	for {
+	me := make(chan struct{}, 1)
+	s.mu.Lock()
+	s.line = append(s.line, me)
+	s.mu.Unlock()
+	defer s.leave(me)
+	for waited := false; ; {
 		s.mu.Lock()
-		free, wake := s.free > 0, s.wake
+		free, place := s.free > 0, slices.Index(s.line, me)
 		s.mu.Unlock()
-		if free {
+		if free && (place == 0 || waited) {
 			return ctx.Err() == nil
 		}
+		var turn <-chan time.Time
+		if free {
+			turn = time.After(time.Duration(place) * headStart)
+		}
+		waited = false
 		select {
-		case <-wake:
+		case <-me:
+		case <-turn:
+			waited = true
 		case <-ctx.Done():
 			return false
 		}
 	}
+}
+
+// leave takes a waiter out of the line. The others move up; who is first then
+// still lets the head start pass for the slot that is free now.
+func (s *slots) leave(me chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.line = slices.DeleteFunc(s.line, func(c chan struct{}) bool { return c == me })
 }
 
 // backoff waits 50 ms, doubling to 5 s, each ±50 %.
