@@ -56,7 +56,8 @@ func newWorld(t *testing.T) *world {
 		Health: func() []ToolHealth { return []ToolHealth{{"shop", "orders.get", 4, 1, time.Second}} },
 		Servers: func(context.Context) []ServerHealth {
 			return []ServerHealth{
-				{Environment: "shop", Name: "files", Tools: 3}, {Environment: "hidden", Name: "secret-server"},
+				{Environment: "shop", Name: "files", Tools: 3},
+				{Environment: "hidden", Name: "secret-server"},
 				{Environment: "shop", Name: "mail", Err: errors.New("exit status 1"), Stderr: "panic: <b>"},
 			}
 		},
