@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
+	"github.com/goalkeeper-dev/goalkeeper/kv/kvtest"
+)
+
+// soakCluster is Goalkeeper as it is operated at scale, on one machine: three
+// NATS servers and two of each role, every one a process.
+type soakCluster struct {
+	t       *testing.T
+	nats    *natsCluster
+	ingest  []*member
+	workers []*member
+	notify  []*member
+	admin   *nats.Conn
+	rand    *rand.Rand
+}
+
+func newSoakCluster(t *testing.T, w *soakWorld, seed uint64) (c *soakCluster, urls []string) {
+	t.Helper()
+	dir := t.TempDir()
+	c = &soakCluster{t: t, nats: newNATSCluster(t, dir), rand: rand.New(rand.NewPCG(seed, 0))} //nolint:gosec // to be repeated
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := c.nats.healthy(ctx); err != nil {
+		t.Fatal(err)
+	}
+	config := w.config(t, dir, "")
+	role := func(name, verb string, more ...string) *member {
+		m := program(t, dir, name, append([]string{"goalkeeper", verb, "--config", config, "--nats", c.nats.url}, more...)...)
+		m.start()
+		return m
+	}
+	for i, port := range freePorts(t, 2) {
+		urls = append(urls, "http://127.0.0.1:"+port)
+		c.ingest = append(c.ingest, role(fmt.Sprintf("ingest-%d", i+1), "ingest", "--listen", "127.0.0.1:"+port))
+		c.workers = append(c.workers, role(fmt.Sprintf("worker-%d", i+1), "worker", "--concurrency", "16"))
+		c.notify = append(c.notify, role(fmt.Sprintf("notifier-%d", i+1), "notifier"))
+	}
+	for _, url := range urls {
+		if err := answers(ctx, url+"/readyz"); err != nil {
+			t.Fatalf("%s: %v", url, err)
+		}
+	}
+	var err error
+	quiet := nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}) // it loses its server again and again
+	if c.admin, err = nats.Connect(c.nats.url, nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond), nats.Timeout(5*time.Second), quiet); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.admin.Close)
+	return c, urls
+}
+
+// fault is one thing that goes wrong, and is made good again.
+type fault struct {
+	name string
+	do   func(*soakCluster, context.Context) error
+}
+
+// faults is every fault; the soak shuffles it again and again.
+var faults = []fault{
+	{"kill a NATS server", func(c *soakCluster, ctx context.Context) error {
+		return c.crash(ctx, c.any(c.nats.nodes), 3*time.Second)
+	}},
+	{"kill all NATS servers", func(c *soakCluster, ctx context.Context) error {
+		return c.crash(ctx, c.nats.nodes, time.Second)
+	}},
+	{"partition a NATS server", func(c *soakCluster, ctx context.Context) error {
+		return c.freeze(ctx, c.any(c.nats.nodes), 2*time.Second, 4*time.Second)
+	}},
+	{"leaders step down", (*soakCluster).stepDown},
+	{"kill a worker", func(c *soakCluster, ctx context.Context) error {
+		return c.crash(ctx, c.any(c.workers), time.Second)
+	}},
+	{"freeze a worker beyond its lease", func(c *soakCluster, ctx context.Context) error {
+		return c.freeze(ctx, c.any(c.workers), soakAckWait+time.Second, 2*time.Second)
+	}},
+	{"kill an ingest", func(c *soakCluster, ctx context.Context) error {
+		return c.crash(ctx, c.any(c.ingest), time.Second)
+	}},
+	{"kill a notifier", func(c *soakCluster, ctx context.Context) error {
+		return c.crash(ctx, c.any(c.notify), time.Second)
+	}},
+	{"freeze a notifier", func(c *soakCluster, ctx context.Context) error {
+		return c.freeze(ctx, c.any(c.notify), 2*time.Second, 2*time.Second)
+	}},
+	{"kill one of each", func(c *soakCluster, ctx context.Context) error {
+		return c.crash(ctx, slices.Concat(c.any(c.nats.nodes), c.any(c.workers), c.any(c.ingest), c.any(c.notify)), time.Second)
+	}},
+	{"restart everything, one after the other", (*soakCluster).roll},
+}
+
+func (c *soakCluster) any(of []*member) []*member { return of[c.rand.IntN(len(of)):][:1] }
+
+// about is a random time around d.
+func (c *soakCluster) about(d time.Duration) time.Duration {
+	return d/2 + time.Duration(c.rand.Int64N(int64(d)))
+}
+
+// crash kills the processes and starts them again about a time later.
+func (c *soakCluster) crash(ctx context.Context, them []*member, down time.Duration) error {
+	for _, m := range them {
+		m.kill()
+	}
+	waitABit(ctx, c.about(down))
+	for _, m := range them {
+		m.start()
+	}
+	return c.nats.healthy(ctx)
+}
+
+// freeze stops the processes' clocks for at least a time.
+func (c *soakCluster) freeze(ctx context.Context, them []*member, least, more time.Duration) error {
+	for _, m := range them {
+		m.signal(syscall.SIGSTOP)
+	}
+	waitABit(ctx, least+time.Duration(c.rand.Int64N(int64(more))))
+	for _, m := range them {
+		m.signal(syscall.SIGCONT)
+	}
+	return c.nats.healthy(ctx)
+}
+
+// stepDown has every stream and consumer that matters choose another leader.
+func (c *soakCluster) stepDown(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for _, stream := range []string{
+		goal.GoalsStream(defaultTenant), goal.EventsStream, "KV_" + goal.ResultsBucket, goal.DeliveriesStream, "KV_" + goal.LocksBucket, "KV_" + goal.StateBucket,
+	} {
+		// It may have no leader just now, which is what was wanted.
+		_, _ = c.admin.RequestWithContext(ctx, "$JS.API.STREAM.LEADER.STEPDOWN."+stream, nil)
+	}
+	return nil
+}
+
+// roll restarts one process after the other, as an upgrade does.
+func (c *soakCluster) roll(ctx context.Context) error {
+	for _, m := range slices.Concat(c.nats.nodes, c.ingest, c.workers, c.notify) {
+		began := time.Now()
+		if err := m.stop(); err != nil {
+			return err
+		}
+		stopped := time.Since(began)
+		m.start()
+		if err := c.nats.healthy(ctx); err != nil {
+			return fmt.Errorf("after the restart of %s: %w", m.name, err)
+		}
+		c.t.Logf("restarted %s: stopped after %s, well again after %s", m.name, stopped.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+	}
+	return nil
+}
+
+// TestSoakCluster keeps up a load on a cluster in which one thing after the
+// other fails, and wants every acknowledged goal settled once, with its webhook
+// and its effects. GOALKEEPER_SOAK makes it as long as wanted, and
+// GOALKEEPER_SEED repeats the order of the faults.
+func TestSoakCluster(t *testing.T) {
+	t.Parallel()
+	kvtest.Heavy(t)
+	seed := rand.Uint64() //nolint:gosec // any
+	if v := os.Getenv("GOALKEEPER_SEED"); v != "" {
+		if _, err := fmt.Sscan(v, &seed); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := newSoakWorld(t)
+	c, urls := newSoakCluster(t, w, seed)
+	l := newLoad(t, w, 20, urls...)
+	ctx, enough := context.WithTimeout(t.Context(), soakDuration(t, 45*time.Second))
+	defer enough()
+	done := make(chan struct{})
+	go func() { defer close(done); l.run(ctx) }()
+	counts := map[string]int{}
+	for ctx.Err() == nil {
+		for _, i := range c.rand.Perm(len(faults)) {
+			waitABit(ctx, c.about(time.Second))
+			if ctx.Err() != nil {
+				break
+			}
+			began := time.Now()
+			heal, cancel := context.WithTimeout(t.Context(), time.Minute)
+			err := faults[i].do(c, heal)
+			cancel()
+			counts[faults[i].name]++
+			t.Logf("%s %s: well again after %s", began.Format(time.TimeOnly), faults[i].name, time.Since(began).Round(time.Millisecond))
+			if err != nil {
+				t.Errorf("%s: %v", faults[i].name, err)
+			}
+		}
+	}
+	<-done
+	l.finish(t)
+	var list []string
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		list = append(list, fmt.Sprintf("%3d × %s", counts[name], name))
+	}
+	t.Logf("GOALKEEPER_SEED=%d\n%s", seed, strings.Join(list, "\n"))
+	for _, m := range slices.Concat(c.nats.nodes, c.ingest, c.workers, c.notify) {
+		if len(m.crashes) > 0 {
+			t.Logf("ended by itself and was started again: %q", m.crashes)
+		}
+	}
+}

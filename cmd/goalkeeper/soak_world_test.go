@@ -1,0 +1,380 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
+	"github.com/goalkeeper-dev/goalkeeper/notifier"
+)
+
+// soakDuration is how long a soak test keeps its load up: GOALKEEPER_SOAK, or
+// short.
+func soakDuration(tb testing.TB, short time.Duration) time.Duration {
+	tb.Helper()
+	v := os.Getenv("GOALKEEPER_SOAK")
+	if v == "" {
+		return short
+	}
+	d, err := time.ParseDuration(v)
+	if err != nil {
+		tb.Fatalf("GOALKEEPER_SOAK: %v", err)
+	}
+	return d
+}
+
+// soakWorld is what surrounds Goalkeeper in a soak: a planner that rewords its
+// answer whenever it is asked, a tool that is not idempotent by nature and
+// honours keys, the state that it changes, and a receiver of webhooks that
+// refuses some of them once.
+type soakWorld struct {
+	*history
+
+	url    string
+	secret string
+
+	state    sync.Mutex
+	counters map[string]int
+	answers  map[string]string // by Idempotency-Key
+	asked    int
+	refused  map[string]bool // webhooks by id
+}
+
+func newSoakWorld(tb testing.TB) *soakWorld {
+	tb.Helper()
+	w := &soakWorld{
+		history: newHistory(), secret: notifier.NewSecret(), counters: map[string]int{}, answers: map[string]string{}, refused: map[string]bool{},
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /plan", w.plan)
+	mux.HandleFunc("POST /add", w.add)
+	mux.HandleFunc("GET /state/counters/{id}", w.read)
+	mux.HandleFunc("POST /hook", w.hook)
+	srv := httptest.NewServer(mux)
+	tb.Cleanup(srv.Close)
+	w.url = srv.URL
+	return w
+}
+
+const soakAckWait = 3 * time.Second
+
+// config writes the configuration of every role, with head before it, and
+// returns its path.
+func (w *soakWorld) config(tb testing.TB, dir, head string) string {
+	tb.Helper()
+	file := filepath.Join(dir, "goalkeeper.yaml")
+	text := head + fmt.Sprintf(`
+log: {level: warn}
+worker: {ack_wait: %s, grace: 2s}
+webhooks: {allow: [127.0.0.1/32]}
+tenants:
+  - name: default
+    webhook_secrets: [{key: %s}]
+environments:
+  - name: default
+  - name: counters
+    no_state_tools: true
+    state: {type: http, url: "%[3]s/state/{collection}/{id}", missing_as_empty: true}
+    planner: {type: http, url: "%[3]s/plan"}
+    tools: [{name: counter.add, url: "%[3]s/add", replay: keyed}]
+`, soakAckWait, w.secret, w.url)
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		tb.Fatal(err)
+	}
+	return file
+}
+
+// plan wants one addition more, in other words each time.
+func (w *soakWorld) plan(rw http.ResponseWriter, r *http.Request) {
+	var q struct {
+		Goal struct {
+			Goal struct {
+				Target struct {
+					Counters map[string]json.RawMessage `json:"counters"`
+				} `json:"target_state"`
+			} `json:"goal"`
+		} `json:"goal"`
+	}
+	if err := json.NewDecoder(r.Body).Decode(&q); err != nil {
+		http.Error(rw, err.Error(), http.StatusBadRequest)
+		return
+	}
+	w.state.Lock()
+	w.asked++
+	wording := w.asked
+	w.state.Unlock()
+	for name := range q.Goal.Goal.Target.Counters {
+		answerJSON(rw, http.StatusOK, map[string]any{
+			"action": map[string]any{"tool": "counter.add", "arguments": map[string]any{"name": name, "wording": wording}}, "why": "one more",
+		})
+	}
+}
+
+// add takes effect once for each key, and answers some time later.
+func (w *soakWorld) add(rw http.ResponseWriter, r *http.Request) {
+	var args struct{ Name string }
+	if err := json.NewDecoder(r.Body).Decode(&args); err != nil {
+		http.Error(rw, err.Error(), http.StatusBadRequest)
+		return
+	}
+	key := r.Header.Get("Idempotency-Key")
+	w.state.Lock()
+	body, known := w.answers[key]
+	if !known {
+		w.counters[args.Name]++
+		body = fmt.Sprintf(`{"value": %d}`, w.counters[args.Name])
+		w.answers[key] = body
+		e := effect{task: r.Header.Get("Goalkeeper-Session"), step: r.Header.Get("Goalkeeper-Step"), counter: args.Name}
+		w.note(func() { w.effects = append(w.effects, e) })
+	}
+	w.state.Unlock()
+	waitABit(r.Context(), jitter(30*time.Millisecond))
+	rw.Header().Set("Content-Type", "application/json")
+	fmt.Fprint(rw, body)
+}
+
+func (w *soakWorld) read(rw http.ResponseWriter, r *http.Request) {
+	w.state.Lock()
+	n, ok := w.counters[r.PathValue("id")]
+	w.state.Unlock()
+	if !ok {
+		http.NotFound(rw, r)
+		return
+	}
+	answerJSON(rw, http.StatusOK, map[string]int{"value": n})
+}
+
+// hook takes a webhook. Every sixteenth is refused the first time.
+func (w *soakWorld) hook(rw http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	var event struct {
+		Type string
+		Data goal.Task
+	}
+	// A sender may have been frozen between signing and sending.
+	err = errors.Join(err, notifier.Verify(w.secret, r.Header, body, time.Now(), 5*time.Minute), json.Unmarshal(body, &event))
+	if err == nil && event.Type != goal.HookType(event.Data.Status, event.Data.Reason) {
+		err = fmt.Errorf("type %s for %s %s", event.Type, event.Data.Status, event.Data.Reason)
+	}
+	if err != nil {
+		if r.Context().Err() == nil { // not a sender that was killed
+			w.note(func() { w.history.refused = append(w.history.refused, "webhook: "+err.Error()) })
+		}
+		http.Error(rw, err.Error(), http.StatusBadRequest)
+		return
+	}
+	id, digest := r.Header.Get("Webhook-Id"), sha256.Sum256(body)
+	w.note(func() {
+		w.hooks[event.Data.ID] = append(w.hooks[event.Data.ID], seenHook{id: id, status: event.Data.Status, digest: hex.EncodeToString(digest[:])})
+	})
+	w.state.Lock()
+	defer w.state.Unlock()
+	if digest[0] < 16 && !w.refused[id] {
+		w.refused[id] = true
+		http.Error(rw, "not now", http.StatusServiceUnavailable)
+	}
+}
+
+// jitter is a random time below d.
+func jitter(d time.Duration) time.Duration { return rand.N(d) } //nolint:gosec // chance, not a secret
+
+// waitABit waits for d, or until ctx ends.
+func waitABit(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+// load is clients that want goals at a steady rate from any of the servers.
+type load struct {
+	world   *soakWorld
+	urls    []string
+	rate    int // goals a second
+	client  *http.Client
+	running sync.WaitGroup
+	clients chan struct{} // bounds the goals in flight
+	next    int
+	skipped int
+}
+
+// patience is how long a client waits for one thing, the 202 or the end.
+const patience = 3 * time.Minute
+
+func newLoad(tb testing.TB, w *soakWorld, rate int, urls ...string) *load {
+	tb.Helper()
+	transport := &http.Transport{MaxIdleConnsPerHost: 64, DialContext: (&net.Dialer{Timeout: 2 * time.Second}).DialContext}
+	tb.Cleanup(transport.CloseIdleConnections)
+	return &load{
+		world: w, urls: urls, rate: rate, client: &http.Client{Transport: transport, Timeout: 5 * time.Second}, clients: make(chan struct{}, 500),
+	}
+}
+
+// run sends goals until ctx ends, and waits for the clients.
+func (l *load) run(ctx context.Context) {
+	defer l.running.Wait()
+	tick := time.NewTicker(time.Second / time.Duration(l.rate))
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		select {
+		case l.clients <- struct{}{}:
+		default: // a long outage: those who wait are load enough
+			l.skipped++
+			continue
+		}
+		n := l.next
+		l.next++
+		l.running.Go(func() {
+			defer func() { <-l.clients }()
+			l.one(context.WithoutCancel(ctx), n)
+		})
+	}
+}
+
+// one is one client: it wants a goal until it has been taken, sometimes asks
+// once more, and watches how it goes until it ends.
+func (l *load) one(ctx context.Context, n int) {
+	g := sentGoal{key: "g" + strconv.Itoa(n)}
+	thing := map[string]any{"things": map[string]any{g.key: map[string]any{"done": true}}}
+	environment := goal.DefaultEnvironment
+	if n%2 == 1 {
+		g.counter, g.target, environment = "c"+g.key, 1+n%3, "counters"
+		thing = map[string]any{"counters": map[string]any{g.counter: map[string]any{"value": g.target}}}
+	}
+	body, err := goal.Marshal(map[string]any{
+		"goal":       map[string]any{"intent": "Make it so: " + g.key, "target_state": thing},
+		"guardrails": map[string]any{"max_steps": 8, "timeout_seconds": 600}, "environment": environment, "webhook_url": l.world.url + "/hook",
+	})
+	if err != nil {
+		panic(err)
+	}
+	task := goal.TaskID(defaultTenant, g.key)
+	l.world.note(func() { l.world.sent[task] = g })
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	if !l.submit(ctx, g.key, task, body) {
+		return
+	}
+	at := time.Now()
+	l.world.note(func() { l.world.acked[task] = at })
+	if n%8 == 0 {
+		l.submit(ctx, g.key, task, body)
+	}
+	for ctx.Err() == nil {
+		waitABit(ctx, 200*time.Millisecond+jitter(time.Second))
+		var seen goal.Task
+		if l.get(ctx, task, "?trace=none", &seen) {
+			l.world.note(func() { l.world.states[task] = append(l.world.states[task], seen.Status) })
+			if seen.Status.Terminal() {
+				return
+			}
+		}
+	}
+}
+
+// submit sends a goal until it is taken.
+func (l *load) submit(ctx context.Context, key, task string, body []byte) bool {
+	for ctx.Err() == nil {
+		status, header, answer := l.do(ctx, http.MethodPost, "/v1/tasks", key, body)
+		switch {
+		case status == http.StatusAccepted || status == http.StatusOK:
+			if got := path.Base(header.Get("Location")); got != task {
+				l.world.note(func() { l.world.history.refused = append(l.world.history.refused, key+": location "+got) })
+			}
+			return true
+		case status != 0 && status != http.StatusTooManyRequests && status < http.StatusInternalServerError:
+			l.world.note(func() {
+				l.world.history.refused = append(l.world.history.refused, fmt.Sprintf("%s: submission answered %d %s", key, status, answer))
+			})
+			return false
+		}
+		waitABit(ctx, 50*time.Millisecond+jitter(300*time.Millisecond))
+	}
+	return false
+}
+
+// get reads something of an acknowledged task, which must be there: only a
+// server that cannot answer may say anything else.
+func (l *load) get(ctx context.Context, task, what string, v any) bool {
+	status, _, body := l.do(ctx, http.MethodGet, "/v1/tasks/"+task+what, "", nil)
+	if status == http.StatusOK {
+		return json.Unmarshal(body, v) == nil
+	}
+	if status != 0 && status < http.StatusInternalServerError {
+		l.world.note(func() {
+			l.world.history.refused = append(l.world.history.refused, fmt.Sprintf("%s: GET answered %d %s", task, status, body))
+		})
+	}
+	return false
+}
+
+// do sends one request to any server; status 0 means that there was no answer.
+func (l *load) do(ctx context.Context, method, target, key string, body []byte) (status int, header http.Header, answer []byte) {
+	url := l.urls[rand.IntN(len(l.urls))] //nolint:gosec // chance, not a secret
+	req, err := http.NewRequestWithContext(ctx, method, url+target, bytes.NewReader(body))
+	if err != nil {
+		panic(err)
+	}
+	if key != "" {
+		req.Header.Set("Content-Type", "application/json")
+		req.Header.Set("Idempotency-Key", key)
+	}
+	resp, err := l.client.Do(req)
+	if err != nil {
+		return 0, nil, nil
+	}
+	defer resp.Body.Close()
+	if answer, err = io.ReadAll(resp.Body); err != nil {
+		return 0, nil, nil
+	}
+	return resp.StatusCode, resp.Header, answer
+}
+
+// finish waits for the webhooks that are still to come, reads every trace, and
+// fails the test with what is wrong.
+func (l *load) finish(tb testing.TB) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(tb.Context(), patience)
+	defer cancel()
+	for len(l.world.missing()) > 0 && ctx.Err() == nil {
+		waitABit(ctx, 100*time.Millisecond)
+	}
+	for task := range l.world.acked {
+		var trace struct{ Events []goal.Event }
+		for ctx.Err() == nil && !l.get(ctx, task, "/trace", &trace) {
+			waitABit(ctx, 100*time.Millisecond)
+		}
+		l.world.traces[task] = trace.Events
+	}
+	tb.Logf("%s\n%s\nticks without a free client: %d\nthe latest take-over:\n%s", l.world.timeline(), l.world.summary(), l.skipped, l.world.slowest())
+	report := func(what string, list []string) {
+		if len(list) > 0 {
+			tb.Errorf("%s: %d\n%s", what, len(list), strings.Join(list[:min(len(list), 40)], "\n"))
+		}
+	}
+	report("broken promises", l.world.check())
+	report("tasks that did not succeed", l.world.unwanted())
+}
