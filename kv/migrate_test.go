@@ -122,7 +122,7 @@ func (w movedWorld) goesOn(t *testing.T, s *kv.Store, nodes int) {
 	for range 2 {
 		d, err := q.Next(ctx)
 		check(t, err)
-		seen[d.Accepted.Submission.TaskID] = true
+		seen[d.Submission.TaskID] = true
 		j, events := open(t, s, d.Accepted)
 		check(t, j.Append(ctx, observed()))
 		if _, err := s.Settle(ctx, d.Accepted, succeeded(), len(events)+1); err != nil {

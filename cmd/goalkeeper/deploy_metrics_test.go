@@ -18,16 +18,16 @@ import (
 )
 
 // deployFile is a file below deploy.
-func deployFile(t testing.TB, name string) string {
-	t.Helper()
-	return filepath.Join(kvtest.Root(t), "deploy", filepath.FromSlash(name))
+func deployFile(tb testing.TB, name string) string {
+	tb.Helper()
+	return filepath.Join(kvtest.Root(tb), "deploy", filepath.FromSlash(name))
 }
 
-func readDeploy(t testing.TB, name string) []byte {
-	t.Helper()
-	raw, err := os.ReadFile(deployFile(t, name))
+func readDeploy(tb testing.TB, name string) []byte {
+	tb.Helper()
+	raw, err := os.ReadFile(deployFile(tb, name))
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
 	return raw
 }

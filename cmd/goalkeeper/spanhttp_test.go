@@ -37,7 +37,7 @@ func TestTraceHTTP(t *testing.T) {
 			spans := tracetest.NewSpanRecorder()
 			tp := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
 			h := traceHTTP(tp.Tracer("test"), s.service.ingest.Handler())
-			r := httptest.NewRequest(test.method, test.path, http.NoBody)
+			r := httptest.NewRequestWithContext(t.Context(), test.method, test.path, http.NoBody)
 			r.Host = s.service.listener.Addr().String()
 			r.Header.Set("Traceparent", test.parent)
 			w := httptest.NewRecorder()

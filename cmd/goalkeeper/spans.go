@@ -127,7 +127,7 @@ func (i tracedIntake) ServeRequests(ctx context.Context, tenant string, answer f
 }
 
 func (i tracedIntake) start(ctx context.Context, operation, subject, parent string, kind trace.SpanKind) (context.Context, trace.Span) {
-	return i.tracer.Start(withTraceparent(ctx, parent), operation+" "+subject, trace.WithSpanKind(kind), trace.WithAttributes(
+	return i.tracer.Start(withTraceparent(ctx, parent), operation+" "+subject, trace.WithSpanKind(kind), trace.WithAttributes( //nolint:spancheck // the callers end it
 		attribute.String("messaging.system", "nats"), attribute.String("messaging.operation.type", operation),
 		attribute.String("messaging.destination.name", subject),
 	))

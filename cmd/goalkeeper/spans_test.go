@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"log/slog"
@@ -75,7 +76,7 @@ func (c *otlpStub) tree(trace string) []string {
 	defer c.mu.Unlock()
 	byID := map[string]*otlp.Span{}
 	for _, s := range c.spans {
-		if fmt.Sprintf("%x", s.GetTraceId()) == trace {
+		if hex.EncodeToString(s.GetTraceId()) == trace {
 			byID[string(s.GetSpanId())] = s
 		}
 	}
@@ -85,7 +86,7 @@ func (c *otlpStub) tree(trace string) []string {
 		for p := s; ; {
 			parent, ok := byID[string(p.GetParentSpanId())]
 			if !ok {
-				path = fmt.Sprintf("%x", p.GetParentSpanId()) + " > " + path
+				path = hex.EncodeToString(p.GetParentSpanId()) + " > " + path
 				break
 			}
 			path, p = parent.GetName()+" > "+path, parent
