@@ -633,6 +633,13 @@ func TestDashboardStories(t *testing.T) {
 	b.open(srv.URL + "/")
 	b.until(`document.querySelector(".pages [rel=next]")`)
 	b.gallery("list-busy")
+	b.keys("j")
+	b.keys("j")
+	eval[bool](b, `window.row = document.activeElement.closest("tr").id; window.polls = 0; document.addEventListener("htmx:after:swap", () => polls++); true`)
+	b.until(`polls >= 2`)
+	if !eval[bool](b, `document.activeElement.closest("tr") !== null && document.activeElement.closest("tr").id === row`) {
+		t.Error("the list's updates take the focus away")
+	}
 	b.open(srv.URL + "/tasks/" + story.Submission.TaskID)
 	b.click("#step-3 summary")
 	b.until(`document.querySelector(".k-resumed")`)
