@@ -63,13 +63,13 @@ func (s *slots) waitFree(ctx context.Context) bool {
 	defer s.leave(me)
 	for waited := false; ; {
 		s.mu.Lock()
-		free, place := s.free > 0, slices.Index(s.line, me)
+		free, place := s.free, slices.Index(s.line, me)
 		s.mu.Unlock()
-		if free && (place == 0 || waited) {
+		if free > place || free > 0 && waited { // there is one for everybody before
 			return ctx.Err() == nil
 		}
 		var turn <-chan time.Time
-		if free {
+		if free > 0 {
 			turn = time.After(time.Duration(place) * headStart)
 		}
 		waited = false
