@@ -25,6 +25,7 @@ const (
 	migrateChunk  = 256 << 10 // bytes of a snapshot in one message
 	migrateWindow = 4 << 20   // bytes on their way
 	migrateCall   = time.Minute
+	migrateTries  = 20               // a few seconds
 	migrateSettle = 10 * time.Minute // for replicas to catch up
 )
 
@@ -203,6 +204,10 @@ func ask(ctx context.Context, nc *nats.Conn, subject string, body, answer any) e
 		}
 	}
 	m, err := nc.RequestWithContext(ctx, subject, data)
+	// The node that we are connected to may not know yet that another listens.
+	for attempt := 0; errors.Is(err, nats.ErrNoResponders) && attempt < migrateTries && pause(ctx, attempt); attempt++ {
+		m, err = nc.RequestWithContext(ctx, subject, data)
+	}
 	if err != nil {
 		return err
 	}
