@@ -18,6 +18,7 @@ type journalRead struct {
 	last    Record // the last message on the filter, of whatever incarnation
 	ended   bool   // the terminal batch is there
 	foreign bool   // there are messages of another incarnation of the task
+	n       int    // number of the last event
 }
 
 // readJournal reads the journal by the word of the leader. Messages of another
@@ -42,7 +43,34 @@ func (s *Store) readJournal(ctx context.Context, acc goal.Accepted) (journalRead
 		j.events = append(j.events, b.Events...)
 		j.ended = j.ended || r.Subject == goal.EndSubject(tenant, task)
 	}
+	j.n = len(j.events)
 	return j, nil
+}
+
+// readJournalEnd is readJournal without the events where the last record alone
+// says how far the journal goes.
+func (s *Store) readJournalEnd(ctx context.Context, acc goal.Accepted) (journalRead, error) {
+	tenant, task := acc.Submission.Tenant, acc.Submission.TaskID
+	last, err := s.lastOf(ctx, goal.EventsStream, goal.EventsFilter(tenant, task))
+	if errors.Is(err, goal.ErrNotFound) {
+		return journalRead{}, nil
+	}
+	if err != nil {
+		return journalRead{}, err
+	}
+	if !ofGoal(last, acc) {
+		return s.readJournal(ctx, acc)
+	}
+	b, err := decodeBatch(last)
+	if err != nil {
+		return journalRead{}, err
+	}
+	if len(b.Events) == 0 {
+		return s.readJournal(ctx, acc)
+	}
+	return journalRead{
+		last: last, n: b.Events[len(b.Events)-1].N, ended: last.Subject == goal.EndSubject(tenant, task),
+	}, nil
 }
 
 // ofGoal reports whether the record belongs to this incarnation of the task.
@@ -93,8 +121,13 @@ func (s *Store) OpenJournal(ctx context.Context, acc goal.Accepted) (*Journal, [
 	ctx, cancel := bounded(ctx, callTimeout)
 	defer cancel()
 	task := acc.Submission.TaskID
-	read, err := s.readJournal(ctx, acc)
-	if err != nil {
+	// Most journals are opened once, when they are empty.
+	var read journalRead
+	_, err := s.lastOf(ctx, goal.EventsStream, goal.EventsFilter(acc.Submission.Tenant, task))
+	if err == nil {
+		read, err = s.readJournal(ctx, acc)
+	}
+	if err != nil && !errors.Is(err, goal.ErrNotFound) {
 		return nil, nil, fmt.Errorf("open journal of %s: %w", task, err)
 	}
 	if read.foreign {
@@ -105,7 +138,7 @@ func (s *Store) OpenJournal(ctx context.Context, acc goal.Accepted) (*Journal, [
 	if err := s.durableRecord(ctx, read.last); err != nil {
 		return nil, nil, fmt.Errorf("open journal of %s: %w", task, err)
 	}
-	j := &Journal{s: s, acc: acc, id: newNonce(), last: read.last.Seq, n: len(read.events), ended: read.ended}
+	j := &Journal{s: s, acc: acc, id: newNonce(), last: read.last.Seq, n: read.n, ended: read.ended}
 	return j, read.events, nil
 }
 
@@ -216,6 +249,9 @@ func (s *Store) Note(ctx context.Context, acc goal.Accepted, e goal.Event) error
 // readNotes reads the task's notes from any replica: they may be a moment old.
 func (s *Store) readNotes(ctx context.Context, acc goal.Accepted) ([]goal.Event, error) {
 	subject := goal.NoteSubject(acc.Submission.Tenant, acc.Submission.TaskID)
+	if _, err := s.directLast(ctx, goal.EventsStream, subject); errors.Is(err, goal.ErrNotFound) {
+		return nil, nil // as most tasks have none
+	}
 	records, _, err := s.readPart(ctx, goal.EventsStream, subject, 1)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", subject, err)

@@ -155,6 +155,34 @@ func directRecord(m *nats.Msg) (Record, error) {
 	return Record{Subject: m.Header.Get(jetstream.SubjectHeader), Data: m.Data, Seq: seq, Time: at, Header: m.Header}, nil
 }
 
+// lastOf is the last record that matches filter, which may have wildcards, as
+// the leader has it, or goal.ErrNotFound. It costs much less than reading all.
+func (s *Store) lastOf(ctx context.Context, stream, filter string) (Record, error) {
+	ctx, cancel := bounded(ctx, callTimeout)
+	defer cancel()
+	if s.conf.Replicas > 1 {
+		return s.leaderLast(ctx, stream, filter)
+	}
+	return s.read(ctx, func(ctx context.Context) (Record, error) { return s.directLastOf(ctx, stream, filter) })
+}
+
+// directLastOf is directLast for a filter with wildcards.
+func (s *Store) directLastOf(ctx context.Context, stream, filter string) (Record, error) {
+	body, err := json.Marshal(msgRequest{LastFor: filter})
+	if err != nil {
+		return Record{}, fmt.Errorf("encode read of %s: %w", stream, err)
+	}
+	m, err := s.nc.RequestWithContext(ctx, "$JS.API.DIRECT.GET."+stream, body)
+	if err != nil {
+		return Record{}, fmt.Errorf("read %s: %w", filter, err)
+	}
+	r, err := directRecord(m)
+	if err != nil {
+		return Record{}, fmt.Errorf("read %s: %w", filter, err)
+	}
+	return r, nil
+}
+
 // readBatch is how many messages one request asks for.
 const readBatch = 256
 

@@ -34,12 +34,17 @@ func (s *Store) Settle(ctx context.Context, acc goal.Accepted, r goal.Result, n 
 }
 
 func (s *Store) settle(ctx context.Context, acc goal.Accepted, r goal.Result, n int) (goal.Result, error) {
-	// The journal first: one that has ended has a result.
-	journal, err := s.readJournal(ctx, acc)
+	// The journal first: one that has ended has a result. Its events are needed
+	// for the webhook only.
+	read := s.readJournalEnd
+	if acc.Submission.Goal.WebhookURL != "" {
+		read = s.readJournal
+	}
+	journal, err := read(ctx, acc)
 	if err != nil {
 		return goal.Result{}, err
 	}
-	winner, err := s.decide(ctx, acc, r, len(journal.events)-n)
+	winner, err := s.decide(ctx, acc, r, journal.n-n)
 	if err != nil {
 		return goal.Result{}, err
 	}
@@ -112,7 +117,7 @@ func (s *Store) end(ctx context.Context, acc goal.Accepted, r goal.Result, journ
 		if journal.ended {
 			return s.durableRecord(ctx, journal.last)
 		}
-		batch, err := terminalBatch(acc, journal.events, r)
+		batch, err := terminalBatch(acc, journal, r)
 		if err != nil {
 			return err
 		}
@@ -133,12 +138,12 @@ func (s *Store) end(ctx context.Context, acc goal.Accepted, r goal.Result, journ
 }
 
 // terminalBatch is made from records alone: whoever makes it, it is the same.
-func terminalBatch(acc goal.Accepted, events []goal.Event, r goal.Result) (goal.Batch, error) {
+func terminalBatch(acc goal.Accepted, journal journalRead, r goal.Result) (goal.Batch, error) {
 	ended := goal.Event{
-		N: len(events) + 1, Type: goal.TaskEnded, Time: r.EndedAt.UTC(), Worker: r.Worker,
+		N: journal.n + 1, Type: goal.TaskEnded, Time: r.EndedAt.UTC(), Worker: r.Worker,
 		Ended: &goal.Ended{Status: r.Status, Reason: r.Reason, Detail: r.Detail, Trip: r.Trip, Usage: r.Usage},
 	}
-	hook, err := goal.NewWebhook(goal.Snapshot{Accepted: acc, Events: events, Result: &r})
+	hook, err := goal.NewWebhook(goal.Snapshot{Accepted: acc, Events: journal.events, Result: &r})
 	if err != nil {
 		return goal.Batch{}, fmt.Errorf("webhook: %w", err)
 	}
