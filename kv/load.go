@@ -49,6 +49,10 @@ func (s *Store) load(ctx context.Context, tenant, task string) (goal.Snapshot, e
 	result, record, err := s.result(ctx, snap.Accepted)
 	switch {
 	case errors.Is(err, goal.ErrNotFound):
+		// No end without a result, unless a disk has lost it.
+		if lost, ok := goal.ResultOf(snap.Accepted, journal.events); ok {
+			snap.Result = &lost
+		}
 	case err != nil:
 		return goal.Snapshot{}, err
 	default:

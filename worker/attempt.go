@@ -170,6 +170,9 @@ func (a *attempt) work(ctx context.Context) (goal.Result, int, error) {
 	} else if res != nil {
 		return *res, len(history), nil // settled before a crash, or cancelled while queued
 	}
+	if lost, ok := goal.ResultOf(a.acc, history); ok {
+		return lost, len(history), nil // a disk has lost the result: settling stores it again
+	}
 	if len(history) == 0 && time.Now().After(a.acc.Expires.Add(-queueMargin)) {
 		return a.failed(goal.QueueExpired, "the goal could not start before the end of its retention came near"), 0, nil
 	}

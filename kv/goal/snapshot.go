@@ -1,6 +1,7 @@
 package goal
 
 import (
+	"net/http"
 	"net/url"
 	"slices"
 	"time"
@@ -20,6 +21,30 @@ type Snapshot struct {
 	Events      []Event // the journal, and the notes of others, in order
 	Result      *Result // nil while the task is not terminal
 	CancelAsked bool
+}
+
+// ResultOf is what the journal says of the result: all but the state and what was
+// found wrong. It is for a result whose record a disk has lost; false when the
+// journal has no end.
+func ResultOf(acc Accepted, events []Event) (Result, bool) {
+	if len(events) == 0 || events[len(events)-1].Ended == nil {
+		return Result{}, false
+	}
+	last := events[len(events)-1]
+	r := Result{
+		Version: ResultVersion, TaskID: acc.Submission.TaskID, Tenant: acc.Submission.Tenant, GoalSeq: acc.Seq,
+		Status: last.Ended.Status, Reason: last.Ended.Reason, Detail: last.Ended.Detail, Trip: last.Ended.Trip, Usage: last.Ended.Usage,
+		Left: []Difference{}, EndedAt: last.Time.UTC(), Worker: last.Worker,
+	}
+	for _, e := range events {
+		if e.Observed != nil {
+			r.Left, r.LeftTotal, r.StateHash = e.Observed.Left, e.Observed.LeftTotal, e.Observed.StateHash
+		}
+	}
+	if r.Reason == PreconditionFailed {
+		r.HTTPStatus = http.StatusPreconditionFailed
+	}
+	return r, true
 }
 
 // Task is the snapshot as clients see it, without its trace.
