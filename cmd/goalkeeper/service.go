@@ -86,6 +86,9 @@ func openService(ctx context.Context, c *config, r roles, log *slog.Logger) (_ *
 	if s.broker, err = openBroker(c, log); err != nil {
 		return nil, err
 	}
+	if err := s.broker.checkMarks(ctx, log); err != nil {
+		return nil, fmt.Errorf("look at the streams: %w", err)
+	}
 	if s.store, err = openStore(ctx, c, s.broker, log); err != nil {
 		return nil, err
 	}
@@ -263,6 +266,7 @@ func (s *service) url() string {
 func (s *service) run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.broker.mend(ctx, s.reopen, s.log) })
+	g.Go(func() error { return s.broker.keepMarks(ctx, s.log) })
 	if s.ingest != nil {
 		g.Go(func() error { return s.ingest.Run(ctx) })
 		g.Go(func() error { return s.serveHTTP(ctx) })
