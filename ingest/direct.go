@@ -153,7 +153,7 @@ func (s *Server) refuse(ctx context.Context, q request, p *goal.Problem) error {
 	}
 	refused := out.snapshot.Submission.Refused
 	return s.settle(ctx, out.snapshot, goal.Result{
-		Status: goal.Failed, Reason: reasonOf(refused.Kind()), Detail: refused.Detail, HTTPStatus: refused.Status,
+		Status: goal.Failed, Reason: refused.Kind().Reason(), Detail: refused.Detail, HTTPStatus: refused.Status,
 		Problem: refused, Checks: refused.Checks,
 	})
 }
@@ -185,24 +185,6 @@ func (s *Server) salvage(body []byte) goal.Goal {
 func text(v any) string {
 	s, _ := v.(string)
 	return s
-}
-
-// reasonOf is the reason of a task that was refused with that problem.
-func reasonOf(t goal.ProblemType) goal.Reason {
-	switch t { //nolint:exhaustive // the others do not refuse a goal
-	case goal.MalformedJSON, goal.PayloadTooLarge, goal.UnsupportedMediaType, goal.GoalInvalid:
-		return goal.InvalidGoal
-	case goal.PreconditionMismatch:
-		return goal.PreconditionFailed
-	case goal.Forbidden, goal.Unauthenticated:
-		return goal.PermissionDenied
-	case goal.TokenBalanceExhausted:
-		return goal.GuardrailMaxTokens
-	case goal.DependencyNotAvailable:
-		return goal.DependencyUnavailable
-	default:
-		return goal.Internal
-	}
 }
 
 // noteConflict records beside the first task's journal that its key came again

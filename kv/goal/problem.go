@@ -115,3 +115,21 @@ func (p *Problem) Error() string {
 	}
 	return string(p.Kind()) + ": " + p.Detail
 }
+
+// Reason is the reason of a task that a problem of this type ended.
+func (t ProblemType) Reason() Reason {
+	switch t { //nolint:exhaustive // all others refuse a goal for its form
+	case Forbidden, Unauthenticated, NotFound:
+		return PermissionDenied
+	case PreconditionMismatch:
+		return PreconditionFailed
+	case TokenBalanceExhausted:
+		return GuardrailMaxTokens
+	case DependencyNotAvailable, StoreUnavailable, RateLimited, QueueFull:
+		return DependencyUnavailable
+	case InternalError:
+		return Internal
+	default:
+		return InvalidGoal
+	}
+}

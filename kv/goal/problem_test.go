@@ -52,3 +52,22 @@ func TestUnknownProblemIsInternal(t *testing.T) {
 		t.Errorf("Kind of about:blank = %q, want none", kind)
 	}
 }
+
+func TestProblemReasons(t *testing.T) {
+	t.Parallel()
+	want := map[goal.ProblemType]goal.Reason{
+		goal.Forbidden: goal.PermissionDenied, goal.Unauthenticated: goal.PermissionDenied, goal.NotFound: goal.PermissionDenied,
+		goal.PreconditionMismatch: goal.PreconditionFailed, goal.TokenBalanceExhausted: goal.GuardrailMaxTokens,
+		goal.DependencyNotAvailable: goal.DependencyUnavailable, goal.StoreUnavailable: goal.DependencyUnavailable,
+		goal.RateLimited: goal.DependencyUnavailable, goal.QueueFull: goal.DependencyUnavailable, goal.InternalError: goal.Internal,
+	}
+	for _, kind := range goal.ProblemTypes() {
+		reason, ok := want[kind]
+		if !ok {
+			reason = goal.InvalidGoal
+		}
+		if got := kind.Reason(); got != reason {
+			t.Errorf("%s.Reason() = %s, want %s", kind, got, reason)
+		}
+	}
+}

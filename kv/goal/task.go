@@ -119,7 +119,7 @@ type Result struct {
 	Status     State           `json:"status"`   // always terminal
 	Reason     Reason          `json:"reason"`
 	Detail     string          `json:"detail,omitempty"`
-	HTTPStatus int             `json:"http_status,omitempty"` // 412 for PRECONDITION_FAILED
+	HTTPStatus int             `json:"http_status,omitempty"` // 412 for PRECONDITION_FAILED; of Problem, where there is one
 	Problem    *Problem        `json:"problem,omitempty"`     // what a direct submission was refused for
 	Trip       *Trip           `json:"trip,omitempty"`
 	Checks     []Difference    `json:"failed_checks,omitempty"` // pre-conditions that did not hold

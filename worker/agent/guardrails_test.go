@@ -749,22 +749,3 @@ func TestNoticeAfterAnUnknownEffect(t *testing.T) {
 		t.Errorf("notice %q", got)
 	}
 }
-
-func TestReasonOf(t *testing.T) {
-	t.Parallel()
-	want := map[goal.ProblemType]goal.Reason{
-		goal.Forbidden: goal.PermissionDenied, goal.Unauthenticated: goal.PermissionDenied, goal.NotFound: goal.PermissionDenied,
-		goal.PreconditionMismatch: goal.PreconditionFailed, goal.TokenBalanceExhausted: goal.GuardrailMaxTokens,
-		goal.DependencyNotAvailable: goal.DependencyUnavailable, goal.StoreUnavailable: goal.DependencyUnavailable,
-		goal.RateLimited: goal.DependencyUnavailable, goal.QueueFull: goal.DependencyUnavailable, goal.InternalError: goal.Internal,
-	}
-	for _, kind := range goal.ProblemTypes() {
-		reason, ok := want[kind]
-		if !ok {
-			reason = goal.InvalidGoal
-		}
-		if got := agent.ReasonOf(goal.NewProblem(kind, "")); got != reason {
-			t.Errorf("ReasonOf(%s) = %s, want %s", kind, got, reason)
-		}
-	}
-}

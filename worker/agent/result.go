@@ -71,27 +71,9 @@ func cancelled() *ending {
 
 // refusedSubmission is the end of a direct submission that was refused.
 func refusedSubmission(p *goal.Problem) *ending {
-	e := failed(ReasonOf(p), p.Detail)
+	e := failed(p.Kind().Reason(), p.Detail)
 	e.from, e.checks = p, p.Checks
 	return e
-}
-
-// ReasonOf is the reason of a task that failed for that problem.
-func ReasonOf(p *goal.Problem) goal.Reason {
-	switch p.Kind() { //nolint:exhaustive // all others are refused by every goal's form
-	case goal.Forbidden, goal.Unauthenticated, goal.NotFound:
-		return goal.PermissionDenied
-	case goal.PreconditionMismatch:
-		return goal.PreconditionFailed
-	case goal.TokenBalanceExhausted:
-		return goal.GuardrailMaxTokens
-	case goal.DependencyNotAvailable, goal.StoreUnavailable, goal.RateLimited, goal.QueueFull:
-		return goal.DependencyUnavailable
-	case goal.InternalError:
-		return goal.Internal
-	default:
-		return goal.InvalidGoal
-	}
 }
 
 // result is the record of the end, from the journal and the last observation.
@@ -103,7 +85,10 @@ func (r *run) result(e *ending) goal.Result {
 		Problem: e.from, Left: []goal.Difference{}, Usage: r.pos.usage,
 		EndedAt: r.now().UTC(), Worker: r.task.Worker,
 	}
-	if e.reason == goal.PreconditionFailed {
+	switch {
+	case e.from != nil:
+		out.HTTPStatus = e.from.Status // what a submission over HTTP would have been answered
+	case e.reason == goal.PreconditionFailed:
 		out.HTTPStatus = http.StatusPreconditionFailed
 	}
 	if e.status != goal.Succeeded {
