@@ -283,31 +283,42 @@ func TestAirlineKilled(t *testing.T) {
 	worlds := d.worlds(rounds)
 	s, backend := newAirline(t, d, worlds, false, true, func() { time.Sleep(random(60 * time.Millisecond)) })
 	s.load(d, worlds)
-	config := s.workerConfig()
-	workers := []*child{s.startWorker(config, ""), s.startWorker(config, "")}
 	var ids []string
-	for killed := range kills {
+	s.killWorkers(kills, func(killed int) {
 		if killed%(kills/rounds) == 0 { // there is always something in flight
-			n := len(d.goals)
-			ids = append(ids, s.submitWorlds(worlds[len(ids):len(ids)+n])...)
+			ids = append(ids, s.submitWorlds(worlds[len(ids):len(ids)+len(d.goals)])...)
 		}
-		time.Sleep(200*time.Millisecond + random(500*time.Millisecond)) // a random moment, not a wait
-		i := random(len(workers))
-		workers[i].kill()
-		workers[i] = s.startWorker(config, "")
-	}
+	})
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	if err := s.hooks.await(ctx, ids...); err != nil {
 		t.Error(err)
 	}
-	for _, w := range workers {
-		w.kill()
-	}
 	for _, bad := range s.check(worlds, ids) {
 		t.Error(bad)
 	}
 	t.Logf("%d goals, %d kills, %d writes", len(worlds), kills, backend.effects)
+}
+
+// killWorkers runs two worker processes, kills one of them at a random moment
+// and starts another, again and again. Before each kill it calls more. Two
+// workers go on until the test ends.
+func (s *site) killWorkers(kills int, more func(killed int)) {
+	s.t.Helper()
+	config := s.workerConfig()
+	workers := []*child{s.startWorker(config, ""), s.startWorker(config, "")}
+	s.t.Cleanup(func() {
+		for _, w := range workers {
+			w.kill()
+		}
+	})
+	for killed := range kills {
+		more(killed)
+		time.Sleep(200*time.Millisecond + random(500*time.Millisecond)) // a random moment, not a wait
+		i := random(len(workers))
+		workers[i].kill()
+		workers[i] = s.startWorker(config, "")
+	}
 }
 
 // TestAirlineDuplicatesShow proves that the check can fail: the same crash

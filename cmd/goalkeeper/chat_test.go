@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -10,7 +11,11 @@ import (
 	"testing"
 	"time"
 
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
+	"github.com/goalkeeper-dev/goalkeeper/kv/kvtest"
 	"github.com/goalkeeper-dev/goalkeeper/worker/agent"
 	"github.com/goalkeeper-dev/goalkeeper/worker/planner"
 )
@@ -132,6 +137,45 @@ func TestRetail(t *testing.T) {
 	}
 }
 
+// TestRetailKilled runs the retail goals through the chat protocol while worker
+// processes are killed.
+func TestRetailKilled(t *testing.T) {
+	t.Parallel()
+	kvtest.Heavy(t)
+	d := loadReal(t, "retail")
+	worlds := d.worlds(1)
+	model := &chatModel{calls: map[string][]goal.Action{}}
+	url := model.serve(t)
+	s := newSite(t, false, func(c *config) {
+		c.Worker.AckWait = duration(2 * time.Second)
+		for _, w := range worlds {
+			model.calls[w.name] = d.plan(t, w)
+			c.Environments = append(c.Environments, environmentConfig{
+				Name: w.name, Planner: plannerConfig{Type: "openai", BaseURL: url, Model: w.name},
+			})
+		}
+	})
+	s.load(d, worlds)
+	var ids []string
+	const kills = 13
+	s.killWorkers(kills, func(int) {
+		for range len(worlds) / kills {
+			w := worlds[len(ids)]
+			sub := w.submission(s.hooks.url)
+			sub["guardrails"] = map[string]any{"max_steps": 50, "timeout_seconds": 300}
+			ids = append(ids, s.submit(w.name, sub))
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	if err := s.hooks.await(ctx, ids...); err != nil {
+		t.Error(err)
+	}
+	for _, bad := range s.check(worlds, ids) {
+		t.Error(bad)
+	}
+}
+
 // plan is how the built-in planner would reach a world's target.
 func (d realData) plan(tb testing.TB, w world) []goal.Action {
 	tb.Helper()
@@ -162,3 +206,31 @@ func (d realData) plan(tb testing.TB, w world) []goal.Action {
 	}
 	return actions
 }
+
+// TestChatSpan looks at the span of a request to a model: named by the GenAI
+// conventions, inside the plan's, with nothing of what was said.
+func TestChatSpan(t *testing.T) {
+	t.Parallel()
+	recorder := tracetest.NewSpanRecorder()
+	tracer := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder)).Tracer("test")
+	failing := plannerFunc(func() (agent.Answer, error) {
+		return agent.Answer{}, &agent.PlannerError{Kind: agent.PlannerQuota, Err: errors.New("secret words")}
+	})
+	e := agent.Environment{Name: "shop", Planner: chatPlanner{Planner: failing, tracer: tracer, model: "m1", url: "https://user:pw@llm.example/v1?key=secret"}}
+	e = newMetrics(newRegistry()).observed(e, tracer)
+	if _, err := e.Planner.Decide(t.Context(), agent.Situation{Tenant: "default"}); err == nil {
+		t.Fatal("no error")
+	}
+	spans := recorder.Ended()
+	if len(spans) != 2 || spans[0].Name() != "chat m1" || spans[1].Name() != "plan shop" || spans[0].Parent().SpanID() != spans[1].SpanContext().SpanID() {
+		t.Fatalf("spans: %v", spans)
+	}
+	text := fmt.Sprint(spans[0].Attributes(), spans[0].Status())
+	if strings.Contains(text, "secret") || strings.Contains(text, "pw") || !strings.Contains(text, "llm.example") || !strings.Contains(text, "quota") {
+		t.Errorf("the span says %s", text)
+	}
+}
+
+type plannerFunc func() (agent.Answer, error)
+
+func (f plannerFunc) Decide(context.Context, agent.Situation) (agent.Answer, error) { return f() }

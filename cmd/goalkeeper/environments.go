@@ -55,6 +55,9 @@ func openEnvironments(ctx context.Context, c *config, store *kv.Store, m *metric
 			es.Close()
 			return nil, fmt.Errorf("environments[%d] (%s): %w", i, ec.Name, err)
 		}
+		if ec.Planner.Type == "openai" {
+			e.Planner = chatPlanner{Planner: e.Planner, tracer: tr, model: ec.Planner.Model, url: ec.Planner.BaseURL}
+		}
 		es.all = append(es.all, environment{Environment: m.observed(e, tr), tenants: ec.Tenants, planner: ec.Planner.Type})
 	}
 	return es, nil

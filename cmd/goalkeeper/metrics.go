@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"net/url"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -182,6 +183,35 @@ func (p observedPlanner) Decide(ctx context.Context, s agent.Situation) (agent.A
 	span.SetAttributes(attribute.Int64("gen_ai.usage.total_tokens", a.Tokens))
 	p.m.plannerTime.WithLabelValues(p.env, result).Observe(time.Since(start).Seconds())
 	p.m.tokens.WithLabelValues(s.Tenant, p.env).Add(float64(a.Tokens))
+	return a, err
+}
+
+// chatPlanner traces the request to a model; its span is inside the plan's.
+type chatPlanner struct {
+	agent.Planner
+	tracer     trace.Tracer
+	model, url string
+}
+
+// Decide implements agent.Planner. The span holds no message and no key.
+func (p chatPlanner) Decide(ctx context.Context, s agent.Situation) (agent.Answer, error) {
+	attributes := []attribute.KeyValue{
+		attribute.String("gen_ai.operation.name", "chat"), attribute.String("gen_ai.request.model", p.model),
+	}
+	if u, err := url.Parse(p.url); err == nil {
+		attributes = append(attributes, attribute.String("server.address", u.Hostname()))
+	}
+	ctx, span := p.tracer.Start(ctx, "chat "+p.model, trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(attributes...))
+	defer span.End()
+	a, err := p.Planner.Decide(ctx, s)
+	if err != nil {
+		kind := "error"
+		if pe, ok := errors.AsType[*agent.PlannerError](err); ok {
+			kind = string(pe.Kind)
+		}
+		span.SetStatus(codes.Error, kind)
+		span.SetAttributes(attribute.String("error.type", kind))
+	}
 	return a, err
 }
 
