@@ -233,7 +233,7 @@ func (r *run) ask(ctx context.Context) (Answer, error) {
 	id := fmt.Sprintf("%s.%d", r.task.Submission.TaskID, r.pos.usage.Steps+1)
 	tenant := r.task.Submission.Tenant
 	if r.opts.Balance != nil {
-		err := r.opts.Balance.Reserve(ctx, tenant, id, r.opts.Reserve)
+		err := r.reserve(ctx, tenant, id)
 		if errors.Is(err, ErrBalance) {
 			return Answer{}, trip(goal.GuardrailMaxTokens, "token balance", r.pos.usage.Tokens, r.pos.usage.Steps)
 		}
@@ -250,6 +250,17 @@ func (r *run) ask(ctx context.Context) (Answer, error) {
 		return Answer{}, fmt.Errorf("settle tokens: %w", settleErr)
 	}
 	return answer, err
+}
+
+// reserve holds Options.Reserve tokens for a question, or the half of it, and so
+// on, when the balance is almost used up.
+func (r *run) reserve(ctx context.Context, tenant, id string) error {
+	for tokens := r.opts.Reserve; ; tokens /= 2 {
+		err := r.opts.Balance.Reserve(ctx, tenant, id, tokens)
+		if !errors.Is(err, ErrBalance) || tokens <= 1 {
+			return err
+		}
+	}
 }
 
 // question repeats the question while the planner is unavailable.

@@ -579,7 +579,7 @@ func (p *purse) Reserve(_ context.Context, _, id string, tokens int64) error {
 	if _, ok := p.held[id]; ok {
 		return nil
 	}
-	if p.left <= 0 {
+	if p.left < tokens {
 		return agent.ErrBalance
 	}
 	p.held[id], p.left = tokens, p.left-tokens
@@ -611,6 +611,16 @@ func TestBalance(t *testing.T) {
 		r := w.end(goal.GuardrailMaxTokens)
 		if r.Trip.Limit != "token balance" || r.Trip.Observed != int64(10) || r.Trip.Step != 1 || len(w.asked) != 1 {
 			t.Errorf("trip %+v after %d questions", r.Trip, len(w.asked))
+		}
+	})
+	t.Run("is used to its end", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t, `{"a":{"1":1,"2":2}}`, goal.Guardrails{})
+		p := &purse{left: 30, held: map[string]int64{}}
+		w.opts.Balance = p
+		w.end(goal.TargetStateReached)
+		if p.left != 10 {
+			t.Errorf("%d tokens are left", p.left)
 		}
 	})
 	t.Run("is given back when the planner fails", func(t *testing.T) {
