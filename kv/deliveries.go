@@ -384,7 +384,7 @@ func (f *TurnFeed) fetch(ctx context.Context) error {
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), fetchWait)
-	batch, err := f.consumer.Fetch(turnBuffer, jetstream.FetchContext(ctx), jetstream.FetchHeartbeat(5*time.Second))
+	batch, err := f.consumer.Fetch(turnBuffer, jetstream.FetchContext(ctx), jetstream.FetchHeartbeat(fetchHeartbeat))
 	if err != nil {
 		cancel()
 		return err

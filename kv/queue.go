@@ -99,8 +99,9 @@ func (s *Store) ensureWorkers(ctx context.Context, tenant string) error {
 const fetchWait = 30 * time.Second
 
 // fetchHeartbeat tells that the pull is still there: a server that was
-// restarted has forgotten it.
-const fetchHeartbeat = 5 * time.Second
+// restarted, or that leads the consumer in place of one that died, knows nothing
+// of it. Two missing ones end the pull: until then nothing is taken.
+const fetchHeartbeat = 2 * time.Second
 
 // Next waits for a goal and takes exactly one. It ends with ctx, whose error it
 // then returns (a goal that was on its way comes again after AckWait); goal.ErrUnavailable means that the store does not answer and
