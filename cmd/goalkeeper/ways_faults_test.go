@@ -39,7 +39,9 @@ func submitting(t *testing.T, p *instance, n int) *clients {
 	c := &clients{p: p, stop: make(chan struct{})}
 	for i := range n {
 		c.all.Go(func() {
-			for k := 0; c.submit(fmt.Sprintf("client-%d-%d", i, k), encodedJSON(t, writeGoal(strconv.Itoa(i)+"-"+strconv.Itoa(k), 1))); k++ {
+			for k, goes := 0, true; goes; k++ {
+				id := strconv.Itoa(i) + "-" + strconv.Itoa(k)
+				goes = c.submit("client-"+id, encodedJSON(t, writeGoal(id, 1)))
 			}
 		})
 	}
@@ -173,7 +175,7 @@ func TestStoreFaults(t *testing.T) {
 	node.signal(syscall.SIGKILL)
 	<-node.done
 	c.refusals(t, "while the store is gone", 6)
-	node = serve()
+	serve()
 	c.more(t, "after the store was started again", 10)
 	c.end(t)
 	select {

@@ -99,7 +99,7 @@ func TestNATSFromJavaScript(t *testing.T) {
 	if modules == "" {
 		t.Skip("GOALKEEPER_NODE_MODULES names no folder of npm packages")
 	}
-	if _, err := os.Stat(filepath.Join(modules, "@nats-io", "jetstream")); err != nil {
+	if _, err := os.Stat(filepath.Join(modules, "@nats-io", "jetstream")); err != nil { //nolint:gosec // the developer's own directory
 		t.Skipf("the JavaScript client is not installed: %v", err)
 	}
 	script, err := os.ReadFile(filepath.Join(kvtest.Root(t), "cmd", "goalkeeper", "testdata", "js", "ways.mjs"))

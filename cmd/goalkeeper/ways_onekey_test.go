@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -37,6 +38,10 @@ func requestKey(ctx context.Context, nc *nats.Conn, tenant, key string, body []b
 	m.Data = body
 	m.Header.Set("Idempotency-Key", key)
 	r, err := nc.RequestMsgWithContext(ctx, m)
+	for errors.Is(err, nats.ErrNoResponders) && ctx.Err() == nil { // the process has just been started
+		time.Sleep(20 * time.Millisecond)
+		r, err = nc.RequestMsgWithContext(ctx, m)
+	}
 	if err != nil {
 		return 0, "", err
 	}
@@ -161,69 +166,65 @@ func TestCrashOfIngest(t *testing.T) {
 func TestCrashOfIntake(t *testing.T) {
 	kvtest.Heavy(t) // what a dead process held comes again after a minute
 	t.Parallel()
-	const refused = `{"goal": {"intent": "Ask for too little"}}`
-	for _, c := range []struct {
-		name, point, body string
-		entries           uint64 // of the queue, in the end
+	accepted := encodedJSON(t, writeGoal("x", 1))
+	refused := []byte(`{"goal": {"intent": "Ask for too little"}}`)
+	cases := []struct {
+		tenant, point string
+		body          []byte
+		ends          goal.State
 	}{
-		{"accepted, parsed", crashParsed, "", 1},
-		{"accepted, checked", crashChecked, "", 1},
-		{"accepted, stored", crashStored, "", 1},
-		{"accepted, not acknowledged", crashAnswered, "", 1},
-		{"refused, not stored", crashChecked, refused, 1},
-		{"refused, not settled", crashStored, refused, 1},
-		{"refused, settled", crashSettled, refused, 1},
-		{"refused, not acknowledged", crashAnswered, refused, 1},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			t.Parallel()
-			nodes := kvtest.Server(t, kvtest.Options{Listen: true})
-			_, js := streamsAt(t, nodes.URL())
-			dying := ingestOn(t, nodes.URL(), "", "GOALKEEPER_TEST_CRASH_AT="+c.point)
-			body := []byte(c.body)
-			if c.body == "" {
-				body = encodedJSON(t, writeGoal("x", 1))
-			}
-			if _, err := publishKey(t.Context(), js, defaultTenant, "k", body); err != nil {
-				t.Fatal(err)
-			}
-			<-dying.done
-			if endedBy(dying.cmd) != syscall.SIGKILL {
-				t.Fatalf("ended by %v", dying.cmd.ProcessState)
-			}
-			healthy := ingestOn(t, nodes.URL(), "")
-			id := goal.TaskID(defaultTenant, "k")
-			if c.body == "" {
-				if r := healthy.post("k", writeGoal("x", 1)); r.status != http.StatusAccepted || r.task().ID != id {
-					t.Errorf("over HTTP after the crash: %d %s", r.status, r.body)
-				}
-			}
-			intakeDone(t, js)
-			r := healthy.call(http.MethodGet, "/v1/tasks/"+id, nil)
-			want := goal.Queued
-			if c.body != "" {
-				want = goal.Failed
-			}
-			if task := r.task(); task.Status != want || len(task.Trace) > 1 {
-				t.Errorf("task = %s %s with %d events", task.Status, task.Reason, len(task.Trace))
-			}
-			if now, ever := queueEntries(t, js, defaultTenant); now != c.entries || ever != c.entries {
-				t.Errorf("queue entries: %d, ever %d", now, ever)
-			}
-		})
+		{"accepted-parsed", crashParsed, accepted, goal.Queued},
+		{"accepted-checked", crashChecked, accepted, goal.Queued},
+		{"accepted-stored", crashStored, accepted, goal.Queued},
+		{"accepted-not-acknowledged", crashAnswered, accepted, goal.Queued},
+		{"refused-not-stored", crashChecked, refused, goal.Failed},
+		{"refused-not-settled", crashStored, refused, goal.Failed},
+		{"refused-settled", crashSettled, refused, goal.Failed},
+		{"refused-not-acknowledged", crashAnswered, refused, goal.Failed},
+	}
+	nodes := kvtest.Server(t, kvtest.Options{Listen: true})
+	_, js := streamsAt(t, nodes.URL())
+	var tenants strings.Builder
+	tenants.WriteString("tenants:\n")
+	for _, c := range cases { // each tenant has a process of its own that dies
+		tenants.WriteString(tenantYAML(c.tenant, ""))
+		dying := ingestOn(t, nodes.URL(), "tenants:\n"+tenantYAML(c.tenant, ""), "GOALKEEPER_TEST_CRASH_AT="+c.point)
+		if _, err := publishKey(t.Context(), js, c.tenant, "k", c.body); err != nil {
+			t.Fatal(err)
+		}
+		<-dying.done
+		if endedBy(dying.cmd) != syscall.SIGKILL {
+			t.Fatalf("%s: ended by %v", c.tenant, dying.cmd.ProcessState)
+		}
+	}
+	healthy := ingestOn(t, nodes.URL(), tenants.String())
+	for _, c := range cases[:3] {
+		if r := healthy.post("k", writeGoal("x", 1), bearerOf(c.tenant)...); r.status != http.StatusAccepted || r.task().ID != goal.TaskID(c.tenant, "k") {
+			t.Errorf("%s: over HTTP after the crash: %d %s", c.tenant, r.status, r.body)
+		}
+	}
+	for _, c := range cases {
+		intakeDone(t, js, c.tenant)
+		task := healthy.call(http.MethodGet, "/v1/tasks/"+goal.TaskID(c.tenant, "k"), nil, bearerOf(c.tenant)...).task()
+		if task.Status != c.ends || len(task.Trace) > 1 {
+			t.Errorf("%s: task = %s %s with %d events", c.tenant, task.Status, task.Reason, len(task.Trace))
+		}
+		if now, ever := queueEntries(t, js, c.tenant); now != 1 || ever != 1 {
+			t.Errorf("%s: queue entries: %d, ever %d", c.tenant, now, ever)
+		}
 	}
 }
 
 // intakeDone waits until everything that was published is acknowledged.
-func intakeDone(t *testing.T, js jetstream.JetStream) {
+func intakeDone(t *testing.T, js jetstream.JetStream, tenant string) {
 	t.Helper()
 	for end := time.Now().Add(3 * time.Minute); ; time.Sleep(200 * time.Millisecond) {
-		c, err := js.Consumer(t.Context(), goal.IntakeStream(defaultTenant), "ingest")
+		c, err := js.Consumer(t.Context(), goal.IntakeStream(tenant), "ingest")
 		if err == nil && c.CachedInfo().NumPending == 0 && c.CachedInfo().NumAckPending == 0 {
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatal("the published goal was not taken")
+			t.Fatalf("the published goal of %s was not taken", tenant)
 		}
 	}
 }
@@ -258,7 +259,7 @@ func TestSameTaskBeyondTheWindow(t *testing.T) {
 		}
 		return !ack.Duplicate && ack.Sequence > 1
 	})
-	intakeDone(t, js)
+	intakeDone(t, js, defaultTenant)
 	for _, when := range []string{"before the restart", "after the restart"} {
 		r := p.post("k", writeGoal("w", 1))
 		if r.status != http.StatusOK || r.header.Get("Idempotent-Replayed") != "true" || r.task().ID != id || r.task().Status != goal.Succeeded {

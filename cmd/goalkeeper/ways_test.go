@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -171,11 +172,11 @@ func sendTo(ctx context.Context, c *http.Client, method, url string, body []byte
 	if len(body) > 0 {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	for i := 0; i < len(headers); i += 2 {
-		if headers[i] == "Host" {
-			req.Host = headers[i+1]
+	for pair := range slices.Chunk(headers, 2) {
+		if pair[0] == "Host" {
+			req.Host = pair[1]
 		}
-		req.Header.Set(headers[i], headers[i+1])
+		req.Header.Set(pair[0], pair[1])
 	}
 	began := time.Now()
 	resp, err := c.Do(req)
@@ -237,7 +238,7 @@ func writeGoal(id string, n int) map[string]any {
 // writeConfig writes a configuration file.
 func writeConfig(tb testing.TB, path, text string) string {
 	tb.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil { //nolint:gosec // in a folder of the test
 		tb.Fatal(err)
 	}
 	return path
