@@ -118,7 +118,7 @@ func (c *soakCluster) crash(ctx context.Context, them []*member, down time.Durat
 	}
 	waitABit(ctx, c.about(down))
 	for _, m := range them {
-		m.start()
+		m.start() //nolint:contextcheck // the process outlives the fault
 	}
 	return c.nats.healthy(ctx)
 }
@@ -156,7 +156,7 @@ func (c *soakCluster) roll(ctx context.Context) error {
 			return err
 		}
 		stopped := time.Since(began)
-		m.start()
+		m.start() //nolint:contextcheck // the process outlives the fault
 		if err := c.nats.healthy(ctx); err != nil {
 			return fmt.Errorf("after the restart of %s: %w", m.name, err)
 		}

@@ -62,7 +62,6 @@ type member struct {
 	cmd     *exec.Cmd
 	ended   chan struct{} // closed when cmd has ended
 	wanted  bool          // it should run
-	stopped bool          // its clock stands still
 	crashes []string      // ends that nobody asked for
 }
 
@@ -72,7 +71,7 @@ func program(tb testing.TB, dir, name string, args ...string) *member {
 	tb.Helper()
 	if kept := os.Getenv("GOALKEEPER_ARTIFACTS"); kept != "" {
 		dir = filepath.Join(kept, tb.Name())
-		if err := os.MkdirAll(dir, 0o700); err != nil {
+		if err := os.MkdirAll(dir, 0o700); err != nil { //nolint:gosec // whoever runs the tests names it
 			tb.Fatal(err)
 		}
 	}
@@ -103,7 +102,7 @@ func (m *member) run() {
 		panic(err)
 	}
 	defer out.Close()
-	cmd := exec.CommandContext(context.Background(), m.args[0], m.args[1:]...)
+	cmd := exec.CommandContext(context.Background(), m.args[0], m.args[1:]...) //nolint:gosec // the test names it
 	cmd.Stdout, cmd.Stderr = out, out
 	if err := cmd.Start(); err != nil {
 		panic(err)
