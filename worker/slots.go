@@ -91,14 +91,14 @@ func (s *slots) leave(me chan struct{}) {
 	s.line = slices.DeleteFunc(s.line, func(c chan struct{}) bool { return c == me })
 }
 
-// backoff waits 50 ms, doubling to 5 s, each ±50 %.
+// backoff waits 50 ms, doubling to 1 s, each ±50 %: an outage is not made longer.
 type backoff struct{ n int }
 
 func (b *backoff) reset() { b.n = 0 }
 
 // next is the time to wait before the next try.
 func (b *backoff) next() time.Duration {
-	d := min(50*time.Millisecond<<min(b.n, 7), 5*time.Second)
+	d := min(50*time.Millisecond<<min(b.n, 5), time.Second)
 	b.n++
 	return d/2 + rand.N(d) //nolint:gosec // jitter needs no secret randomness
 }

@@ -48,7 +48,7 @@ func TestTakingFails(t *testing.T) {
 			if (pause - base).Abs() > base/10 {
 				spread++
 			}
-			base = min(2*base, 5*time.Second)
+			base = min(2*base, time.Second)
 		}
 		if spread < failures/4 {
 			t.Errorf("%d of %d pauses are more than 10 %% off, want most of them", spread, failures)
