@@ -150,6 +150,7 @@ func TestOversizedAnswer(t *testing.T) {
 func TestOversizedAnswerThatBreaks(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
+		t.Helper()
 		w := newWorld(t, f, func(rw http.ResponseWriter, _ *http.Request) {
 			rw.Header().Set("Content-Length", "100000")
 			_, _ = io.WriteString(rw, allBytes(50000))
@@ -166,6 +167,7 @@ func TestOversizedAnswerThatBreaks(t *testing.T) {
 func TestEventStream(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
+		t.Helper()
 		next, more := make(chan struct{}, 2), 2
 		w := newWorld(t, f, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
@@ -210,6 +212,7 @@ func TestEventStream(t *testing.T) {
 func TestEarlyHints(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
+		t.Helper()
 		w := newWorld(t, f, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Link", "</style.css>; rel=preload")
 			w.WriteHeader(http.StatusEarlyHints)
