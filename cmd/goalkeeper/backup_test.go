@@ -67,7 +67,7 @@ func TestBackupServers(t *testing.T) {
 	}
 	command := func(url string, args ...string) {
 		t.Helper()
-		cmd := exec.CommandContext(t.Context(), nats, append([]string{"--server", url}, args...)...) //nolint:gosec // the test's own arguments
+		cmd := exec.CommandContext(t.Context(), nats, append([]string{"--server", url}, args...)...)
 		cmd.Env = append(os.Environ(), "HOME="+t.TempDir())
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("nats %v: %v\n%s", args, err, out)

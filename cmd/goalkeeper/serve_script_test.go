@@ -113,7 +113,7 @@ var listening = regexp.MustCompile(`listening on (https?://\S+)`)
 // cmdStart starts a process and waits for the line that says where it listens.
 func cmdStart(ts *testscript.TestScript, _ bool, args []string) {
 	name := args[0]
-	p := &process{cmd: exec.CommandContext(context.Background(), args[1], args[2:]...)} //nolint:gosec // the script names it
+	p := &process{cmd: exec.CommandContext(context.Background(), args[1], args[2:]...)}
 	p.cmd.Dir = ts.Getenv("WORK")
 	p.cmd.Env = append(os.Environ(), "HOME="+ts.Getenv("HOME"), "GOALKEEPER_WEBHOOK_SECRET="+ts.Getenv("GOALKEEPER_WEBHOOK_SECRET"))
 	p.cmd.Stdout = &p.out

@@ -42,7 +42,7 @@ func TestNATSCommand(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), wayLimit)
 	defer cancel()
-	watch := exec.CommandContext(ctx, "nats", "--server", p.nats, "sub", "goals.events.default."+id+".>", "--stream", goal.EventsStream, "--all") //nolint:gosec // the test's own server
+	watch := exec.CommandContext(ctx, "nats", "--server", p.nats, "sub", "goals.events.default."+id+".>", "--stream", goal.EventsStream, "--all")
 	watch.Env = append(os.Environ(), env...)
 	seen, err := watch.StdoutPipe()
 	if err != nil {

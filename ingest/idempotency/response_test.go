@@ -273,6 +273,7 @@ func TestHTTP2(t *testing.T) {
 func TestContinue(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
+		t.Helper()
 		w := newWorld(t, f, echo, func(c *Config) { c.MaxRequest = 1000 })
 		exchange := func(length int, body string) (continued bool, status int) {
 			c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(w.url, "http://"))
@@ -313,6 +314,7 @@ func TestContinue(t *testing.T) {
 func TestShortBody(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
+		t.Helper()
 		w := newWorld(t, f, echo, nil)
 		c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", strings.TrimPrefix(w.url, "http://"))
 		if err != nil {
@@ -359,6 +361,7 @@ func TestRequestBodies(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			bothForms(t, func(t *testing.T, f form) {
+				t.Helper()
 				var got string
 				w := newWorld(t, f, func(w http.ResponseWriter, r *http.Request) {
 					b, _ := io.ReadAll(r.Body)

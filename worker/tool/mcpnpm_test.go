@@ -63,7 +63,7 @@ func TestMCPEverythingOverHTTP(t *testing.T) {
 	command := npmServer(t, "server-everything", "streamableHttp")
 	port := freePort(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	cmd := exec.CommandContext(ctx, command[0], command[1:]...) //nolint:gosec // what the developer installed
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Env = append(os.Environ(), "PORT="+strconv.Itoa(port))
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
