@@ -35,6 +35,7 @@ func status(code int, pairs ...string) http.HandlerFunc {
 func TestKeyIsRequired(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
+		t.Helper()
 		w := newWorld(t, f, echo, nil)
 		for _, method := range []string{http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
 			w.call(method, "/pay", "", "{}").want(t, 400, "Cache-Control", "no-store").problem(t, "idempotency-key-missing")
@@ -50,6 +51,7 @@ func TestKeyIsRequired(t *testing.T) {
 func TestFirstCallAndReplay(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
+		t.Helper()
 		w := newWorld(t, f, echo, nil)
 		first := w.post("k", `{"a":1}`).want(t, 201, HeaderLookup, "MISS", HeaderReplayed, "", HeaderAttempt, "1",
 			HeaderKey, `"k"`, "Location", "/payments/1", HeaderIdempotency, "")
@@ -71,6 +73,7 @@ func TestFirstCallAndReplay(t *testing.T) {
 func TestBypass(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
+		t.Helper()
 		w := newWorld(t, f, func(w http.ResponseWriter, r *http.Request) {
 			fmt.Fprintf(w, "%s %q", r.Method, r.Header.Get(HeaderAttempt)) //nolint:gosec // a test
 		}, nil)
@@ -89,6 +92,7 @@ func TestBypass(t *testing.T) {
 func TestInProgress(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
+		t.Helper()
 		started, finish := make(chan struct{}), make(chan struct{})
 		w := newWorld(t, f, func(w http.ResponseWriter, r *http.Request) {
 			close(started)
@@ -115,6 +119,7 @@ func TestInProgress(t *testing.T) {
 func TestInProgressElsewhere(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
+		t.Helper()
 		w := newWorld(t, f, echo, nil)
 		fp := fingerprintOf(t, "/pay", "{}")
 		c, _, err := (ledger{w.store}).claim(t.Context(), recordID("default", "k"),
@@ -152,6 +157,7 @@ func fingerprintOf(t *testing.T, path, body string) string {
 func TestReusedKey(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
+		t.Helper()
 		w := newWorld(t, f, echo, nil)
 		w.post("k", `{"n":9007199254740993}`).want(t, 201)
 		for name, r := range map[string]reply{
@@ -204,6 +210,7 @@ func TestStatuses(t *testing.T) {
 		t.Run(fmt.Sprintf("%d %v", test.code, test.header), func(t *testing.T) {
 			t.Parallel()
 			bothForms(t, func(t *testing.T, f form) {
+				t.Helper()
 				w := newWorld(t, f, status(test.code, test.header...), nil)
 				w.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 				w.post("k", "{}").want(t, test.code, HeaderLookup, "MISS", HeaderAttempt, "1")
@@ -224,6 +231,7 @@ func TestStatuses(t *testing.T) {
 func TestReleasedThenCompleted(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
+		t.Helper()
 		var w *world
 		w = newWorld(t, f, func(rw http.ResponseWriter, r *http.Request) {
 			if w.runs.Load() < 3 {
@@ -246,6 +254,7 @@ func TestReleasedThenCompleted(t *testing.T) {
 func TestStoreDownBefore(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
+		t.Helper()
 		w := newWorld(t, f, echo, nil)
 		w.store.before = func(string, string) error { return goal.ErrUnavailable }
 		r := w.post("k", "{}").want(t, 503, "Cache-Control", "no-store").problem(t, "store-unavailable")
@@ -274,6 +283,7 @@ func TestStoreFull(t *testing.T) {
 func TestClaimOfUnknownFate(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
+		t.Helper()
 		w := newWorld(t, f, echo, func(c *Config) { c.OnAmbiguous = Hold })
 		var once sync.Once
 		w.store.after = func(string, string) (err error) {
@@ -294,6 +304,7 @@ func TestClaimOfUnknownFate(t *testing.T) {
 func TestStoreDownAfter(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
+		t.Helper()
 		var (
 			mu   sync.Mutex
 			down bool
@@ -356,6 +367,7 @@ func TestLostAcknowledgements(t *testing.T) {
 func TestStoredBeforeSent(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
+		t.Helper()
 		storing, stored := make(chan struct{}), make(chan struct{})
 		w := newWorld(t, f, echo, nil)
 		w.store.before = func(op, _ string) error {

@@ -292,6 +292,7 @@ func TestPreferWaitElsewhere(t *testing.T) {
 func TestClientGoesAway(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
+		t.Helper()
 		started, gone := make(chan struct{}), make(chan struct{})
 		w := newWorld(t, f, func(rw http.ResponseWriter, r *http.Request) {
 			close(started)
@@ -327,6 +328,7 @@ func TestClientGoesAway(t *testing.T) {
 func TestTwoHundredAtOnce(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, f form) {
+		t.Helper()
 		for _, wait := range []string{"", "wait=10"} {
 			w := newWorld(t, f, func(w http.ResponseWriter, r *http.Request) {
 				<-time.After(50 * time.Millisecond) // work, so that they overlap
