@@ -15,6 +15,8 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"go.uber.org/goleak"
+
+	"github.com/goalkeeper-dev/goalkeeper/kv/kvtest"
 )
 
 func TestMain(m *testing.M) {
@@ -26,7 +28,7 @@ type leakChecked struct{ m *testing.M }
 
 func (l leakChecked) Run() int {
 	code := l.m.Run()
-	if err := goleak.Find(); err != nil && code == 0 {
+	if err := goleak.Find(kvtest.Leaks()...); err != nil && code == 0 {
 		fmt.Fprintln(os.Stderr, "leaked goroutines:", err)
 		return 1
 	}

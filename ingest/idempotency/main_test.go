@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/goalkeeper-dev/goalkeeper/kv/kvtest"
 )
 
 func TestMain(m *testing.M) {
@@ -12,5 +14,5 @@ func TestMain(m *testing.M) {
 		runChild()
 		return
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, kvtest.Leaks()...)
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -20,6 +21,10 @@ type Documents interface {
 	// Present reports whether a collection is there, whole or by its entities.
 	Present(ctx context.Context, namespace, collection string) (bool, error)
 }
+
+// readTime bounds one observation: a store that works answers in milliseconds,
+// and a client that submits a goal waits for it.
+const readTime = 1500 * time.Millisecond
 
 // parallelReads bounds the reads that one observation has in flight.
 const parallelReads = 8
@@ -45,6 +50,8 @@ type part struct {
 
 // Observe implements agent.State.
 func (k KV) Observe(ctx context.Context, entities []agent.Entity) (agent.Observation, error) {
+	ctx, cancel := context.WithTimeout(ctx, readTime)
+	defer cancel()
 	parts := make([]part, len(entities))
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(parallelReads)
