@@ -3,7 +3,21 @@
 // and the verbs that talk to a running service.
 //
 // The binary is where the stages meet: only this package knows more than one of
-// them. It reads the settings and passes values in.
+// them. It reads the settings and passes values in. It promises no behaviour of
+// its own beyond that: what a goal is, how it is run and delivered, lies in the
+// stages.
+//
+// The files, by what they are about:
+//
+//	the process        main, roles (serve, ingest, worker, notifier), service, wire, gateway, demo, demoshop
+//	settings           config, tls, version
+//	the store          embedded, mend, marks, migrate
+//	environments       environments, probes
+//	observability      metrics, storetimes, spans, telemetry
+//	pages, operators   pages, webhooks, webhookadmin
+//	the command line   cli, client, output, contexts, completion, and a file for each group of verbs:
+//	                   submit, goalfile, validate, tasks, watch, trace, key, webhook, calls, bench, benchserver
+//	tests only         crashpoints
 package main
 
 import (
