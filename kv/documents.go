@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 )
@@ -340,11 +342,56 @@ func (d *Documents) Present(ctx context.Context, namespace, collection string) (
 	if present {
 		return true, nil
 	}
+	if d.s.presence.seen(subject) > removed {
+		return true, nil
+	}
 	err = d.each(ctx, namespace, collection, func(_ string, doc documentRecord, rev uint64) bool {
 		present = !doc.Deleted || rev > removed
+		if present {
+			d.s.presence.note(subject, rev)
+		}
 		return !present
 	})
 	return present, err
+}
+
+// presence remembers a revision that some entity of a collection had. Its later
+// revisions are higher, also the one that removes it: so the collection is
+// there as long as this one is above the whole's removal. Looking for an entity
+// costs the server time in proportion to the collection.
+type presence struct {
+	mu   sync.Mutex
+	revs map[string]sighting // by the collection's subject; guarded by mu
+}
+
+type sighting struct {
+	rev uint64
+	at  time.Time
+}
+
+const (
+	presenceKept = time.Minute // much less than what is kept of a removed entity
+	presenceMost = 10_000      // collections; then all are forgotten
+)
+
+// seen is the revision noted for a collection, or 0.
+func (p *presence) seen(subject string) uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s, ok := p.revs[subject]
+	if !ok || time.Since(s.at) > presenceKept {
+		return 0
+	}
+	return s.rev
+}
+
+func (p *presence) note(subject string, rev uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.revs == nil || len(p.revs) >= presenceMost {
+		p.revs = map[string]sighting{}
+	}
+	p.revs[subject] = sighting{rev: rev, at: time.Now()}
 }
 
 // each visits the entities of a collection, removed ones too, until visit

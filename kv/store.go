@@ -109,6 +109,7 @@ type Store struct {
 	mu        sync.Mutex             // guards queueStats
 	queueInfo map[string]*queueGauge // by tenant
 	objects   jetstream.ObjectStore
+	presence  presence
 }
 
 // publisher is the one call through which every write goes; tests lose answers
