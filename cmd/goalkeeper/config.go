@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"regexp"
 	"slices"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"github.com/goalkeeper-dev/goalkeeper/ingest"
 	"github.com/goalkeeper-dev/goalkeeper/ingest/idempotency"
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 	"github.com/goalkeeper-dev/goalkeeper/notifier"
@@ -402,15 +402,12 @@ func (c *config) checkListen(addr string) error {
 	if c.hasKeys() || c.Insecure {
 		return nil
 	}
-	host, _, err := net.SplitHostPort(addr)
-	if err != nil {
-		return fmt.Errorf("listen address %q: %w", addr, err)
+	err := ingest.MustBeLoopback(addr)
+	if errors.Is(err, ingest.ErrNotLoopback) {
+		return fmt.Errorf("listen address %s is not loopback and no API key is configured: "+
+			"configure tenants[].keys, or say --insecure", addr)
 	}
-	if ip := net.ParseIP(host); host == "localhost" || (ip != nil && ip.IsLoopback()) {
-		return nil
-	}
-	return fmt.Errorf("listen address %s is not loopback and no API key is configured: "+
-		"configure tenants[].keys, or say --insecure", addr)
+	return err
 }
 
 // String is the settings in force, with secrets masked.

@@ -39,7 +39,6 @@ type mcpServer struct {
 type environment struct {
 	agent.Environment
 	tenants []string
-	planner string // type, for the catalogue
 }
 
 // openEnvironments builds every configured environment. Close what it returns.
@@ -58,7 +57,7 @@ func openEnvironments(ctx context.Context, c *config, store *kv.Store, m *metric
 		if ec.Planner.Type == "openai" {
 			e.Planner = chatPlanner{Planner: e.Planner, tracer: tr, model: ec.Planner.Model, url: ec.Planner.BaseURL}
 		}
-		es.all = append(es.all, environment{Environment: m.observed(e, tr), tenants: ec.Tenants, planner: ec.Planner.Type})
+		es.all = append(es.all, environment{Environment: m.observed(e, tr), tenants: ec.Tenants})
 	}
 	return es, nil
 }

@@ -55,19 +55,6 @@ func (j job) Accepted() goal.Accepted { return j.Delivery.Accepted }
 // Redelivered implements worker.Job.
 func (j job) Redelivered() bool { return j.Delivered > 1 }
 
-// tail is the store's reading of its streams as ingest needs it.
-type tail struct{ *kv.Store }
-
-// TailEvents implements ingest.Tail.
-func (t tail) TailEvents(ctx context.Context, from uint64, fn ingest.BatchFunc) error {
-	return t.Store.TailEvents(ctx, from, fn)
-}
-
-// RecallEvents implements ingest.Tail.
-func (t tail) RecallEvents(ctx context.Context, tenant string, since time.Time, fn ingest.BatchFunc) error {
-	return t.Store.RecallEvents(ctx, tenant, since, fn)
-}
-
 // Environments implements ingest.Catalog. An environment whose tools cannot be
 // listed now (an MCP server is away) is shown without them.
 func (es *environments) Environments(ctx context.Context) ([]ingest.Environment, error) {
