@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"strconv"
@@ -20,7 +21,7 @@ import (
 
 // benchCmd generates load.
 type benchCmd struct {
-	Mode        string        `arg:"" enum:"submit,replay,e2e,gateway,webhook" help:"What to measure: submit, replay, e2e, gateway or webhook."`
+	Mode        string        `arg:"" enum:"submit,replay,e2e,gateway,middleware,webhook,noop" help:"What to measure: submit, replay, e2e, gateway, middleware, webhook or noop."`
 	Concurrency int           `short:"c" default:"16" help:"Requests in flight."`
 	Duration    time.Duration `short:"d" default:"10s" help:"How long to measure."`
 	Operations  int64         `short:"n" placeholder:"N" help:"End after so many operations, if that is sooner."`
@@ -28,7 +29,9 @@ type benchCmd struct {
 	Rate        float64       `placeholder:"N" help:"Start N operations a second, and count latency from when each was due. Default: each begins when the one before ends."`
 	Durability  string        `enum:"group,always" default:"group" help:"Of the server in this process: group or always."`
 	Path        string        `default:"/bench" help:"gateway: the path that is called."`
-	Repeat      int           `default:"1" help:"gateway: how often each key is sent; from the second time on it is a replay."`
+	Repeat      int           `default:"1" help:"gateway, middleware: how often each key is sent; from the second time on it is a replay."`
+	Ratio       bool          `help:"Measure noop and the disk as well, before and after, and compare."`
+	Profile     string        `type:"existingdir" placeholder:"DIR" help:"Write the profiles cpu.pprof and allocs.pprof of this process to the folder."`
 	Dir         string        `type:"existingdir" placeholder:"DIR" help:"Where the server in this process keeps its store while it runs. Default: the system's temporary folder, which may be in memory."`
 	Receiver    string        `default:"127.0.0.1:0" placeholder:"HOST:PORT" help:"webhook: where to receive; the server must allow and reach it."`
 	remoteFlags
@@ -37,8 +40,9 @@ type benchCmd struct {
 // Help says what the modes do.
 func (*benchCmd) Help() string {
 	return `submit: goals are accepted, one key each. replay: one goal is submitted again and again. e2e: from submission
-to the reached target. gateway: protected calls through a gateway (--server is the gateway). webhook: from submission to
-the webhook's receipt by this process, which the server must be able to reach.
+to the reached target. gateway: protected calls through a gateway (--server is the gateway). middleware: the same before a
+handler in the server itself. webhook: from submission to the webhook's receipt by this process, which the server must
+be able to reach. noop: a handler that does nothing, behind the same router, to compare with.
 
 Without --server or --context a server is started in this process. GOALKEEPER_URL and the current context do not count
 here: load is for a server that is named.`
@@ -55,6 +59,11 @@ type benchResult struct {
 	FirstError  string             `json:"first_error,omitempty"`
 	PerSecond   float64            `json:"per_second"`
 	Latency     map[string]float64 `json:"latency_ms"`
+
+	// Of --ratio.
+	Noop  float64 `json:"noop_per_second,omitempty"`
+	Ratio float64 `json:"ratio,omitempty"`
+	Sync  float64 `json:"sync_ms,omitempty"` // median time in which the disk takes one small write
 }
 
 // operation is one measured piece of work of one of the workers, which are
@@ -66,9 +75,44 @@ func (c *benchCmd) Run(ctx context.Context, t *terminal) (err error) {
 	if c.Concurrency < 1 || c.Duration <= 0 || c.Repeat < 1 || c.Rate < 0 {
 		return usageError("--concurrency and --repeat must be at least 1, --duration above 0")
 	}
-	api, stop, err := c.target(ctx, t)
+	if c.Ratio && (c.Server != "" || c.Context != "") {
+		return usageError("--ratio compares servers in this process: leave out --server and --context")
+	}
+	var noop [2]float64
+	if c.Ratio {
+		if noop[0], err = c.yardstick(ctx, t); err != nil {
+			return err
+		}
+	}
+	r, err := c.measure(ctx, t)
 	if err != nil {
 		return err
+	}
+	if c.Ratio {
+		if noop[1], err = c.yardstick(ctx, t); err != nil {
+			return err
+		}
+		if r.Sync, err = syncTime(ctx, c.Dir); err != nil {
+			return err
+		}
+		r.Noop = rounded((noop[0] + noop[1]) / 2)
+		r.Ratio = rounded(r.PerSecond / r.Noop)
+	}
+	return printBench(t, r)
+}
+
+// yardstick is the rate of the handler that does nothing.
+func (c *benchCmd) yardstick(ctx context.Context, t *terminal) (float64, error) {
+	noop := *c
+	noop.Mode, noop.Rate, noop.Operations, noop.Profile = "noop", 0, 0, ""
+	r, err := noop.measure(ctx, t)
+	return r.PerSecond, err
+}
+
+func (c *benchCmd) measure(ctx context.Context, t *terminal) (r benchResult, err error) {
+	api, stop, err := c.target(ctx, t)
+	if err != nil {
+		return r, err
 	}
 	defer func() { err = errors.Join(err, stop()) }()
 	defer api.close()
@@ -76,16 +120,23 @@ func (c *benchCmd) Run(ctx context.Context, t *terminal) (err error) {
 	b := bench{cmd: c, api: api, nonce: rand.Text()}
 	op, done, err := b.prepare(ctx)
 	if err != nil {
-		return err
+		return r, err
 	}
 	defer done()
 	t.notef("%s: %s with %d in flight, after %s", c.Mode, c.Duration, c.Concurrency, c.Warmup)
 	m := newMeter(time.Now().Add(c.Warmup))
-	drive(ctx, c, op, m, t)
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
+	endProfile, err := profile(c.Profile)
+	if err != nil {
+		return r, err
 	}
-	return printBench(t, m.result(c))
+	drive(ctx, c, op, m, t)
+	if err := endProfile(); err != nil {
+		return r, err
+	}
+	if ctx.Err() != nil {
+		return r, context.Cause(ctx)
+	}
+	return m.result(c), nil
 }
 
 // target is the server that is named, or one in this process.
@@ -94,7 +145,7 @@ func (c *benchCmd) target(ctx context.Context, t *terminal) (api *client, stop f
 		api, err = c.dial(t)
 		return api, func() error { return nil }, err
 	}
-	opts := benchServer{Durability: c.Durability, Gateway: c.Mode == "gateway", Webhooks: c.Mode == "webhook", Dir: c.Dir}
+	opts := benchServer{Mode: c.Mode, Durability: c.Durability, Dir: c.Dir}
 	if c.Mode == "e2e" || c.Mode == "webhook" {
 		opts.Workers = max(c.Concurrency, 64)
 	}
@@ -183,8 +234,14 @@ func (b *bench) prepare(ctx context.Context) (operation, func(), error) {
 		}, nothing, nil
 	case "e2e":
 		return b.endToEnd, nothing, nil
-	case "gateway":
+	case "gateway", "middleware":
 		return b.protectedCalls(), nothing, nil
+	case "noop":
+		return func(ctx context.Context, _ int) error {
+			n := b.n.Add(1)
+			_, err := b.submit(ctx, b.key(n), b.goal(n, ""))
+			return err
+		}, nothing, nil
 	default:
 		return b.webhooks(ctx)
 	}
@@ -357,7 +414,7 @@ func (m *meter) result(c *benchCmd) benchResult {
 	r := benchResult{
 		Mode: c.Mode, Concurrency: c.Concurrency, Rate: c.Rate, Seconds: float64(took.Milliseconds()) / 1000,
 		Operations: m.hist.TotalCount(), Errors: m.errors,
-		PerSecond: float64(int64(float64(m.hist.TotalCount())/took.Seconds()*10)) / 10,
+		PerSecond: rounded(float64(m.hist.TotalCount()) / took.Seconds()),
 		Latency: map[string]float64{
 			"p50": ms(m.hist.ValueAtQuantile(50)), "p90": ms(m.hist.ValueAtQuantile(90)), "p99": ms(m.hist.ValueAtQuantile(99)),
 			"p99.9": ms(m.hist.ValueAtQuantile(99.9)), "max": ms(m.hist.Max()), "mean": ms(int64(m.hist.Mean())),
@@ -368,6 +425,9 @@ func (m *meter) result(c *benchCmd) benchResult {
 	}
 	return r
 }
+
+// rounded has three decimals.
+func rounded(v float64) float64 { return math.Round(v*1000) / 1000 }
 
 // printBench prints the result. Errors are an error: a fast refusal is no result.
 func printBench(t *terminal, r benchResult) error {
@@ -384,6 +444,12 @@ func printBench(t *terminal, r benchResult) error {
 		}
 		for _, q := range []string{"mean", "p50", "p90", "p99", "p99.9", "max"} {
 			rows = append(rows, []string{q, strconv.FormatFloat(r.Latency[q], 'f', 3, 64) + " ms"})
+		}
+		if r.Noop > 0 {
+			rows = append(rows,
+				[]string{"noop per second", strconv.FormatFloat(r.Noop, 'f', 1, 64)},
+				[]string{"ratio", strconv.FormatFloat(r.Ratio, 'f', 3, 64)},
+				[]string{"one sync", strconv.FormatFloat(r.Sync, 'f', 3, 64) + " ms"})
 		}
 		err = t.table(rows)
 	}

@@ -11,15 +11,17 @@ import (
 	"os"
 	"time"
 
+	"github.com/go-chi/chi/v5"
+
+	"github.com/goalkeeper-dev/goalkeeper/ingest"
 	"github.com/goalkeeper-dev/goalkeeper/ingest/idempotency"
 )
 
 // benchServer says what a server for a benchmark must be able to do.
 type benchServer struct {
+	Mode       string // one of goalkeeper bench
 	Workers    int    // goals worked on at a time; 0: none is, goals stay queued
 	Durability string // group or always
-	Gateway    bool   // the URL is that of a gateway before a backend that answers at once
-	Webhooks   bool   // receivers on loopback are allowed
 	Dir        string // of the temporary store; empty: the system's
 }
 
@@ -53,9 +55,10 @@ func startBenchServer(ctx context.Context, o benchServer) (url string, stop func
 }
 
 func openBenchServer(ctx context.Context, o benchServer, dir string) (runner, func() error, error) {
+	nothing := func() error { return nil }
 	c := &config{Listen: anyPort, Data: dir, Durability: o.Durability, Worker: workerConfig{Concurrency: o.Workers}}
 	c.Gateway.Listen = anyPort
-	if o.Webhooks {
+	if o.Mode == "webhook" {
 		c.Webhooks.Allow = []string{"127.0.0.0/8"}
 	}
 	c.defaults()
@@ -63,20 +66,98 @@ func openBenchServer(ctx context.Context, o benchServer, dir string) (runner, fu
 		return nil, nil, err
 	}
 	log := slog.New(slog.DiscardHandler)
-	if !o.Gateway {
-		s, err := openService(ctx, c, roles{ingest: true, worker: o.Workers > 0, notifier: o.Webhooks}, log)
-		return s, func() error { return nil }, err
+	switch o.Mode {
+	case "noop":
+		r, err := openNoop(ctx)
+		return r, nothing, err
+	case "middleware":
+		r, err := openMiddleware(ctx, c, log)
+		return r, nothing, err
+	case "gateway":
+		backend, end, err := startBackend(ctx)
+		if err != nil {
+			return nil, nil, err
+		}
+		c.Gateway.Routes = []idempotency.Route{{Path: "/", Upstream: backend}}
+		g, err := openGateway(ctx, c, log)
+		if err != nil {
+			return nil, nil, errors.Join(err, end())
+		}
+		return g, end, nil
+	default:
+		s, err := openService(ctx, c, roles{ingest: true, worker: o.Workers > 0, notifier: o.Mode == "webhook"}, log)
+		return s, nothing, err
 	}
-	backend, end, err := startBackend(ctx)
+}
+
+// handlerRunner serves one handler.
+type handlerRunner struct {
+	listener net.Listener
+	handler  http.Handler
+	after    func()
+}
+
+func openHandler(ctx context.Context, h http.Handler, after func()) (*handlerRunner, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", anyPort)
 	if err != nil {
-		return nil, nil, err
+		after()
+		return nil, fmt.Errorf("listen: %w", err)
 	}
-	c.Gateway.Routes = []idempotency.Route{{Path: "/", Upstream: backend}}
-	g, err := openGateway(ctx, c, log)
+	return &handlerRunner{listener: l, handler: h, after: after}, nil
+}
+
+func (r *handlerRunner) url() string { return "http://" + r.listener.Addr().String() }
+
+func (r *handlerRunner) run(ctx context.Context) error {
+	return serveListener(ctx, ingest.NewHTTPServer("", r.handler), r.listener)
+}
+
+func (r *handlerRunner) close() { r.after() }
+
+// openNoop is the yardstick: the router and the HTTP server of the API before a
+// handler that does nothing.
+func openNoop(ctx context.Context) (runner, error) {
+	mux := chi.NewRouter()
+	mux.Post("/v1/tasks", answerAtOnce)
+	return openHandler(ctx, mux, func() {})
+}
+
+// openMiddleware protects that handler by the idempotency middleware.
+func openMiddleware(ctx context.Context, c *config, log *slog.Logger) (runner, error) {
+	b, err := openBroker(c, log)
 	if err != nil {
-		return nil, nil, errors.Join(err, end())
+		return nil, err
 	}
-	return g, end, nil
+	guard, err := openGuard(ctx, c, b, log)
+	if err != nil {
+		b.close()
+		return nil, err
+	}
+	mux := chi.NewRouter()
+	mux.Handle("/*", guard.Wrap(http.HandlerFunc(answerAtOnce)))
+	return openHandler(ctx, mux, func() { guard.Close(); b.close() })
+}
+
+func openGuard(ctx context.Context, c *config, b *broker, log *slog.Logger) (*idempotency.Guard, error) {
+	store, err := openStore(ctx, c, b, log)
+	if err != nil {
+		return nil, err
+	}
+	calls, err := store.Calls(ctx)
+	if err != nil {
+		return nil, err
+	}
+	guard, err := idempotency.New(idempotency.Config{Store: calls, Log: log})
+	if err != nil {
+		return nil, fmt.Errorf("middleware: %w", err)
+	}
+	return guard, nil
+}
+
+func answerAtOnce(w http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body) // a client that is gone needs no answer
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = io.WriteString(w, `{"status":"done"}`)
 }
 
 const anyPort = "127.0.0.1:0"
@@ -87,11 +168,7 @@ func startBackend(ctx context.Context) (url string, stop func() error, err error
 	if err != nil {
 		return "", nil, err
 	}
-	s := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body) // the gateway is gone; there is nobody to tell
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(w, `{"status":"done"}`)
-	})}
+	s := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: http.HandlerFunc(answerAtOnce)}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	ended := make(chan error, 1)
 	go func() { ended <- serveListener(ctx, s, l) }() // ends with cancel; stop reads it

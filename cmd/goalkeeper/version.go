@@ -3,13 +3,14 @@ package main
 import (
 	"runtime"
 	"runtime/debug"
+	"sync"
 )
 
 // release is set by the linker: -X main.release=v1.2.3.
 var release string
 
 // version is the release, or what the Go toolchain knows of the build.
-func version() string {
+var version = sync.OnceValue(func() string {
 	if release != "" {
 		return release
 	}
@@ -17,7 +18,7 @@ func version() string {
 		return info.Main.Version
 	}
 	return "devel"
-}
+})
 
 type versionCmd struct{ outputFlags }
 
