@@ -28,8 +28,10 @@ type outcome struct {
 // free. It may be repeated and called concurrently with the same key: the queue
 // itself is create-only.
 //
-// A key that exists is answered before the preflight: its goal may have changed
-// the very state that its own pre-conditions named.
+// A key that exists is never refused by the preflight: its goal may have changed
+// the very state that its own pre-conditions named. One that this process knows
+// of is answered before it; any other meets its first goal in the queue, or is
+// looked for before a refusal. So a new goal costs no look.
 func (s *Server) admit(ctx context.Context, q request) (outcome, error) {
 	g, fingerprint, problem := goal.ParseGoal(q.body)
 	if problem != nil {
@@ -39,12 +41,14 @@ func (s *Server) admit(ctx context.Context, q request) (outcome, error) {
 		Version: goal.SubmissionVersion, TaskID: goal.TaskID(q.who.Tenant, q.key), Tenant: q.who.Tenant, Key: q.key,
 		Fingerprint: fingerprint, Roles: q.who.Roles, Via: q.via, Traceparent: q.traceparent, Goal: g,
 	}
-	acc, err := s.find(ctx, sub)
-	if err == nil {
-		return s.replay(ctx, acc, sub)
-	}
-	if !errors.Is(err, goal.ErrNotFound) {
-		return outcome{}, err
+	if s.lists.has(sub.Tenant, sub.TaskID) {
+		acc, err := s.find(ctx, sub)
+		if err == nil {
+			return s.replay(ctx, acc, sub)
+		}
+		if !errors.Is(err, goal.ErrNotFound) {
+			return outcome{}, err
+		}
 	}
 	if err := s.preflight(ctx, q.who, g); err != nil {
 		return s.lookAgain(ctx, sub, err)
@@ -52,13 +56,16 @@ func (s *Server) admit(ctx context.Context, q request) (outcome, error) {
 	return s.submit(ctx, sub)
 }
 
-// lookAgain asks for certain before a refusal. A twin may have been admitted,
-// and even have reached its target, since we looked; the look may also have been
-// stale.
+// lookAgain asks for certain before a refusal: the key may be that of a task that
+// this process does not list, or a twin may have been admitted, and even have
+// reached its target, meanwhile.
 func (s *Server) lookAgain(ctx context.Context, sub goal.Submission, refusal error) (outcome, error) {
 	snap, err := s.load(ctx, sub.Tenant, sub.TaskID)
-	if err != nil {
+	switch {
+	case errors.Is(err, goal.ErrNotFound):
 		return outcome{}, refusal
+	case err != nil:
+		return outcome{}, err // it may be a replay
 	}
 	// The twin may still wait until it is durable; find does so too. A replica
 	// that still has nothing is no single node, where a barrier would be needed.
@@ -115,7 +122,7 @@ func (s *Server) load(ctx context.Context, tenant, task string) (goal.Snapshot, 
 
 // preflight returns the problem that the goal is refused with, or nil.
 func (s *Server) preflight(ctx context.Context, who Principal, g goal.Goal) error {
-	report, err := s.report(ctx, who, g)
+	report, err := s.report(ctx, who, g, false)
 	if err != nil {
 		return err
 	}
@@ -126,7 +133,7 @@ func (s *Server) preflight(ctx context.Context, who Principal, g goal.Goal) erro
 }
 
 // report runs every check that the schema cannot make.
-func (s *Server) report(ctx context.Context, who Principal, g goal.Goal) (Report, error) {
+func (s *Server) report(ctx context.Context, who Principal, g goal.Goal, dry bool) (Report, error) {
 	if g.WebhookURL != "" && s.cfg.CheckWebhook != nil {
 		if err := s.cfg.CheckWebhook(g.WebhookURL); err != nil {
 			p := goal.NewProblem(goal.GoalInvalid, "The webhook_url is refused.")
@@ -139,7 +146,7 @@ func (s *Server) report(ctx context.Context, who Principal, g goal.Goal) (Report
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.PreflightTimeout)
 	defer cancel()
-	report, err := s.cfg.Preflight(ctx, who, g)
+	report, err := s.cfg.Preflight(ctx, who, g, dry)
 	var p *goal.Problem
 	switch {
 	case err == nil:

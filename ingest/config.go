@@ -72,8 +72,9 @@ type Config struct {
 	// probes, balance, pre-conditions. nil: no such checks. It is called
 	// concurrently and must end with its context. An error that is a
 	// *goal.Problem refuses the goal with it; any other error is a dependency
-	// that did not answer.
-	Preflight func(ctx context.Context, p Principal, g goal.Goal) (Report, error)
+	// that did not answer. dry: the report will be shown; otherwise only its
+	// Refusal counts, and checks that refuse nothing may be left out.
+	Preflight func(ctx context.Context, p Principal, g goal.Goal, dry bool) (Report, error)
 	// CheckWebhook refuses a webhook_url. nil: none is refused here.
 	CheckWebhook func(url string) error
 

@@ -67,6 +67,21 @@ func newProjection(tenants []string, size int) *projection {
 	return p
 }
 
+// has reports whether the task is listed. One that is not may exist all the same.
+func (p *projection) has(tenant, task string) bool { return p.knows(tenant, task, 0) }
+
+// knows reports whether that submission of the task is listed, or a later one.
+func (p *projection) knows(tenant, task string, seq uint64) bool {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	l := p.tenants[tenant]
+	if l == nil {
+		return false
+	}
+	r := l.rows[task]
+	return r != nil && r.seq >= seq
+}
+
 // accept adds a submission. It may be repeated. A task id that comes with a
 // higher sequence is a new goal under a key whose retention had ended.
 func (p *projection) accept(acc goal.Accepted) {

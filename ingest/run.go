@@ -26,8 +26,9 @@ type Tail interface {
 	// returns when it has brought all that was there when it was called.
 	RecallEvents(ctx context.Context, tenant string, since time.Time, fn BatchFunc) error
 	// TailQueue brings about the keep newest submissions of a tenant, calls
-	// caughtUp, and brings what is submitted from then on.
-	TailQueue(ctx context.Context, tenant string, keep int, fn func(goal.Accepted), caughtUp func()) error
+	// caughtUp, and brings what is submitted from then on, but for those that
+	// known says are known.
+	TailQueue(ctx context.Context, tenant string, keep int, known func(task string, seq uint64) bool, fn func(goal.Accepted), caughtUp func()) error
 }
 
 // Run keeps the views live and takes direct submissions until ctx ends, and
@@ -78,7 +79,8 @@ func (s *Server) runList(ctx context.Context, tenant string) {
 		caughtUp := make(chan struct{})
 		g, ctx := errgroup.WithContext(ctx)
 		g.Go(func() error {
-			return s.cfg.Tail.TailQueue(ctx, tenant, s.cfg.ListSize, s.lists.accept, func() { close(caughtUp) })
+			known := func(task string, seq uint64) bool { return s.lists.knows(tenant, task, seq) }
+			return s.cfg.Tail.TailQueue(ctx, tenant, s.cfg.ListSize, known, s.lists.accept, func() { close(caughtUp) })
 		})
 		g.Go(func() error {
 			select {
@@ -92,10 +94,13 @@ func (s *Server) runList(ctx context.Context, tenant string) {
 	})
 }
 
+// clockSkew is more than the clock of who accepted a goal is before the store's.
+const clockSkew = 2 * time.Minute
+
 // recall folds in what happened to the listed tasks before the tail began.
 func (s *Server) recall(ctx context.Context, tenant string) error {
 	if since, ok := s.lists.oldest(tenant); ok {
-		err := s.cfg.Tail.RecallEvents(ctx, tenant, since, func(_ uint64, tenant, task string, events []goal.Event) {
+		err := s.cfg.Tail.RecallEvents(ctx, tenant, since.Add(-clockSkew), func(_ uint64, tenant, task string, events []goal.Event) {
 			s.lists.apply(tenant, task, events)
 		})
 		if err != nil {

@@ -308,7 +308,7 @@ func TestDirect(t *testing.T) {
 			}
 			return nil
 		}
-		c.Preflight = func(_ context.Context, p ingest.Principal, g goal.Goal) (ingest.Report, error) {
+		c.Preflight = func(_ context.Context, p ingest.Principal, g goal.Goal, _ bool) (ingest.Report, error) {
 			switch g.Environment {
 			case "stale":
 				problem := goal.NewProblem(goal.PreconditionMismatch, "account_version has changed")

@@ -100,7 +100,7 @@ func (s *Server) dryRun(w http.ResponseWriter, r *http.Request, who Principal) e
 			return err
 		}
 	}
-	report, err := s.report(r.Context(), who, g)
+	report, err := s.report(r.Context(), who, g, true)
 	if err != nil {
 		return err
 	}

@@ -183,6 +183,9 @@ func TestStoreThatHangs(t *testing.T) {
 	t.Parallel()
 	for _, op := range []string{"load", "submit"} {
 		w := newWorld(t, func(c *ingest.Config) { c.StoreTimeout = 50 * time.Millisecond })
+		if op == "load" { // of a key that is known
+			wantStatus(t, w.post("k", goodGoal), http.StatusAccepted)
+		}
 		w.store.fault = func(ctx context.Context, o string) error {
 			if o == op {
 				<-ctx.Done()
@@ -246,7 +249,7 @@ func TestPreflight(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, func(c *ingest.Config) {
-				c.Preflight = func(context.Context, ingest.Principal, goal.Goal) (ingest.Report, error) { return row.report, row.err }
+				c.Preflight = func(context.Context, ingest.Principal, goal.Goal, bool) (ingest.Report, error) { return row.report, row.err }
 			})
 			dry := w.call(http.MethodPost, "/v1/tasks?dry_run=true", goodGoal, "Content-Type: application/json")
 			wantStatus(t, dry, row.dry)
@@ -283,7 +286,7 @@ func TestReplayBeforePreflight(t *testing.T) {
 	t.Parallel()
 	var refuse bool
 	w := newWorld(t, func(c *ingest.Config) {
-		c.Preflight = func(context.Context, ingest.Principal, goal.Goal) (ingest.Report, error) {
+		c.Preflight = func(context.Context, ingest.Principal, goal.Goal, bool) (ingest.Report, error) {
 			if refuse {
 				return ingest.Report{Refusal: goal.NewProblem(goal.PreconditionMismatch, "")}, nil
 			}
@@ -309,7 +312,7 @@ func TestStaleLookIsNoRefusal(t *testing.T) {
 	var refuse bool
 	w := newWorld(t, func(c *ingest.Config) {
 		c.Store = staleStore{store}
-		c.Preflight = func(context.Context, ingest.Principal, goal.Goal) (ingest.Report, error) {
+		c.Preflight = func(context.Context, ingest.Principal, goal.Goal, bool) (ingest.Report, error) {
 			if refuse {
 				return ingest.Report{Refusal: goal.NewProblem(goal.PreconditionMismatch, "")}, nil
 			}
@@ -326,6 +329,26 @@ func TestStaleLookIsNoRefusal(t *testing.T) {
 	wantStatus(t, again, http.StatusAccepted)
 	wantHeader(t, again, "Idempotent-Replayed", "true")
 	wantStatus(t, w.post("k", otherGoal), http.StatusConflict)
+}
+
+// TestRefusalNeedsALook: a key may belong to a goal that was accepted, so it is
+// not refused while the store cannot say so.
+func TestRefusalNeedsALook(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, func(c *ingest.Config) {
+		c.Preflight = func(context.Context, ingest.Principal, goal.Goal, bool) (ingest.Report, error) {
+			return ingest.Report{Refusal: goal.NewProblem(goal.PreconditionMismatch, "")}, nil
+		}
+	})
+	w.store.fault = func(_ context.Context, op string) error {
+		if op == "load" {
+			return fmt.Errorf("load: %w", goal.ErrUnavailable)
+		}
+		return nil
+	}
+	wantStatus(t, w.post("k", goodGoal), http.StatusServiceUnavailable)
+	w.store.fault = nil
+	wantStatus(t, w.post("k", goodGoal), http.StatusPreconditionFailed)
 }
 
 func TestDryRunKey(t *testing.T) {

@@ -72,7 +72,7 @@ func (f *fakeTail) RecallEvents(ctx context.Context, _ string, _ time.Time, fn i
 	return nil
 }
 
-func (f *fakeTail) TailQueue(ctx context.Context, _ string, _ int, fn func(goal.Accepted), caughtUp func()) error {
+func (f *fakeTail) TailQueue(ctx context.Context, _ string, _ int, _ func(string, uint64) bool, fn func(goal.Accepted), caughtUp func()) error {
 	for _, acc := range f.old {
 		fn(acc)
 	}

@@ -209,7 +209,11 @@ func (s *Store) acceptance(sub goal.Submission, r Record) goal.Accepted {
 	if seconds, err := strconv.ParseInt(r.Header.Get(jetstream.MsgTTLHeader), 10, 64); err == nil {
 		kept = min(kept, time.Duration(seconds)*time.Second)
 	}
-	return goal.Accepted{Submission: sub, Seq: r.Seq, At: r.Time.UTC(), Expires: r.Time.UTC().Add(kept)}
+	at := sub.AcceptedAt
+	if at.IsZero() { // stored by an earlier release
+		at = r.Time.UTC()
+	}
+	return goal.Accepted{Submission: sub, Seq: r.Seq, At: at, Expires: at.Add(kept)}
 }
 
 // Ack takes the goal out of the queue for good and returns when the server has

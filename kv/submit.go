@@ -23,7 +23,7 @@ func (s *Store) Submit(ctx context.Context, sub goal.Submission) (acc goal.Accep
 	if err := checkTask(sub.Tenant, sub.TaskID); err != nil {
 		return goal.Accepted{}, false, err
 	}
-	sub.Version = goal.SubmissionVersion
+	sub.Version, sub.AcceptedAt = goal.SubmissionVersion, time.Now().UTC()
 	data, err := goal.Marshal(sub)
 	if err != nil {
 		return goal.Accepted{}, false, fmt.Errorf("submit %s: %w", sub.TaskID, err)
@@ -48,7 +48,7 @@ func (s *Store) submit(ctx context.Context, sub goal.Submission, w write) (goal.
 	if err != nil {
 		return goal.Accepted{}, false, err
 	}
-	if r.Header.Get(nonceHeader) == w.nonce {
+	if r.Data == nil || r.Header.Get(nonceHeader) == w.nonce {
 		return s.acceptance(sub, r), true, s.durable(ctx)
 	}
 	if room {
@@ -61,9 +61,10 @@ func (s *Store) submit(ctx context.Context, sub goal.Submission, w write) (goal.
 	return acc, false, s.durableRecord(ctx, r)
 }
 
-// enqueue publishes the submission, if there is room, and reads back what the
-// queue holds for the task: the first submission, or our own with the time that
-// the store gave it. goal.ErrFull: the queue takes no more, and the task is new.
+// enqueue publishes the submission, if there is room. When the server says that
+// it stored it, the record has no more than its sequence; otherwise it is what
+// the queue holds for the task: the first submission, or our own whose answer
+// was lost. goal.ErrFull: the queue takes no more, and the task is new.
 func (s *Store) enqueue(ctx context.Context, w write, room bool) (Record, error) {
 	stream, err := streamOf(w.subject)
 	if err != nil {
@@ -78,6 +79,9 @@ func (s *Store) enqueue(ctx context.Context, w write, room bool) (Record, error)
 		if err != nil && !full {
 			return Record{}, err
 		}
+		if !full && !ack.Duplicate {
+			return Record{Seq: ack.Sequence}, nil
+		}
 		r, err := s.get(ctx, stream, w.subject)
 		if err == nil && !full && ack.Sequence > r.Seq {
 			// A replica that is behind still shows an earlier goal of this id.
@@ -88,7 +92,7 @@ func (s *Store) enqueue(ctx context.Context, w write, room bool) (Record, error)
 			return r, err
 		case full:
 			return Record{}, goal.ErrFull
-		case !ack.Duplicate || w.msgID == "":
+		case w.msgID == "":
 			return Record{}, unavailable(err)
 		}
 		// The server remembers the id, but an operator removed the goal.

@@ -110,9 +110,9 @@ func (s *Store) tailed(ctx context.Context, r Record, fn func(seq uint64, tenant
 }
 
 // TailQueue calls fn for about the keep newest submissions of the tenant, oldest
-// first, then caughtUp once, and then fn for every new one. It ends as
-// TailEvents does.
-func (s *Store) TailQueue(ctx context.Context, tenant string, keep int, fn func(goal.Accepted), caughtUp func()) error {
+// first, then caughtUp once, and then fn for every new one; those that known says
+// are known are left out, and not decoded. It ends as TailEvents does.
+func (s *Store) TailQueue(ctx context.Context, tenant string, keep int, known func(task string, seq uint64) bool, fn func(goal.Accepted), caughtUp func()) error {
 	if err := checkTenant(tenant); err != nil {
 		return err
 	}
@@ -125,6 +125,9 @@ func (s *Store) TailQueue(ctx context.Context, tenant string, keep int, fn func(
 		cfg.OptStartSeq = last - keep + 1
 	}
 	return s.tail(ctx, goal.GoalsStream(tenant), cfg, caughtUp, func(r Record) {
+		if known(r.Subject[strings.LastIndexByte(r.Subject, '.')+1:], r.Seq) {
+			return
+		}
 		acc, err := s.accepted(r)
 		if err != nil {
 			s.log.WarnContext(ctx, "unreadable goal in the queue", "subject", r.Subject, "seq", r.Seq, "err", err)

@@ -127,19 +127,23 @@ func TestTailQueue(t *testing.T) {
 		tailSubmit(t, s, "default", fmt.Sprint("k", i))
 	}
 	ctx, stop := context.WithCancel(t.Context())
+	known := func(task string, seq uint64) bool {
+		return task == goal.TaskID("default", "k8") && seq == 9 || task == goal.TaskID("default", "known")
+	}
 	got, caught, ended := make(chan goal.Accepted, 32), make(chan struct{}), make(chan error, 1)
 	go func() {
-		ended <- s.TailQueue(ctx, "default", 4, func(acc goal.Accepted) { got <- acc }, func() { close(caught) })
+		ended <- s.TailQueue(ctx, "default", 4, known, func(acc goal.Accepted) { got <- acc }, func() { close(caught) })
 	}()
 	recv(t, caught)
-	if n := len(got); n != 4 {
-		t.Errorf("%d submissions before it was caught up, want 4", n)
+	if n := len(got); n != 3 {
+		t.Errorf("%d submissions before it was caught up, want 3", n)
 	}
-	for i := range 4 {
-		if acc := recv(t, got); acc.Submission.Key != fmt.Sprint("k", 6+i) || acc.At.IsZero() || acc.Seq == 0 || !acc.Expires.After(acc.At) {
+	for _, i := range []int{6, 7, 9} {
+		if acc := recv(t, got); acc.Submission.Key != fmt.Sprint("k", i) || acc.At.IsZero() || acc.Seq == 0 || !acc.Expires.After(acc.At) {
 			t.Errorf("submission %d = %+v", i, acc)
 		}
 	}
+	tailSubmit(t, s, "default", "known")
 	live := tailSubmit(t, s, "default", "new")
 	if acc := recv(t, got); acc.Seq != live.Seq || !acc.At.Equal(live.At) {
 		t.Errorf("live = %+v, want %+v", acc, live)
@@ -155,11 +159,13 @@ func TestTailQueue(t *testing.T) {
 	}
 	ctx, stop = context.WithCancel(t.Context())
 	defer stop()
-	err := s.TailQueue(ctx, "empty", 4, func(goal.Accepted) { t.Error("a submission in an empty queue") }, stop)
+	err := s.TailQueue(ctx, "empty", 4, none, func(goal.Accepted) { t.Error("a submission in an empty queue") }, stop)
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("TailQueue of nothing = %v, want canceled", err)
 	}
 }
+
+func none(string, uint64) bool { return false }
 
 // TestTailIsCutOff: a tail on a connection that is closed ends with an error and
 // does not hang.
@@ -170,7 +176,7 @@ func TestTailIsCutOff(t *testing.T) {
 	s := c.Store(t, func(conf *kv.Config) { conf.Conn = nc })
 	caught, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
-		ended <- s.TailQueue(t.Context(), "default", 4, func(goal.Accepted) {}, func() { close(caught) })
+		ended <- s.TailQueue(t.Context(), "default", 4, none, func(goal.Accepted) {}, func() { close(caught) })
 	}()
 	recv(t, caught)
 	nc.Close()

@@ -92,6 +92,7 @@ func (es *environments) open(c environmentConfig, store *kv.Store, log *slog.Log
 	if e.Tools, err = es.tools(c, servers, store, log); err != nil {
 		return e, err
 	}
+	e.LocalState = c.State.Type == "kv"
 	if e.State, err = es.state(c.State, servers, store); err != nil {
 		return e, fmt.Errorf("state: %w", err)
 	}

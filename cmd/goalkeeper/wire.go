@@ -79,7 +79,7 @@ func (es *environments) Environments(ctx context.Context) ([]ingest.Environment,
 }
 
 // preflight checks a goal before it is accepted.
-func (es *environments) preflight(ctx context.Context, p ingest.Principal, g goal.Goal) (ingest.Report, error) {
+func (es *environments) preflight(ctx context.Context, p ingest.Principal, g goal.Goal, dry bool) (ingest.Report, error) {
 	env, ok := es.Environment(p.Tenant, g.EnvironmentName())
 	if !ok {
 		problem := goal.NewProblem(goal.GoalInvalid, "the environment is not known")
@@ -89,6 +89,10 @@ func (es *environments) preflight(ctx context.Context, p ingest.Principal, g goa
 	caller := agent.Caller{Roles: p.Roles}
 	if es.balance != nil {
 		caller.Balance = func(ctx context.Context) (int64, error) { return es.balance.Left(ctx, p.Tenant) }
+	}
+	if !dry {
+		problem, err := agent.Admit(ctx, env, g, caller)
+		return ingest.Report{Refusal: problem}, err
 	}
 	r, err := agent.Preflight(ctx, env, g, caller)
 	if err != nil {

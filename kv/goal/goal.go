@@ -96,6 +96,9 @@ type Submission struct {
 	Via         string   `json:"via"`                   // "http" or "nats"
 	Traceparent string   `json:"traceparent,omitempty"` // W3C trace context of the submission
 	Goal        Goal     `json:"goal"`
+	// AcceptedAt is when the goal was put into the queue, by the clock of who did
+	// it. Records of before it was stored have none.
+	AcceptedAt time.Time `json:"accepted_at,omitzero"`
 	// Refused is set for a direct NATS submission that HTTP would have refused:
 	// the task is settled failed with this problem and never run.
 	Refused *Problem `json:"refused,omitempty"`

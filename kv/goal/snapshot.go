@@ -11,7 +11,7 @@ import (
 type Accepted struct {
 	Submission Submission
 	Seq        uint64    // sequence in the tenant's stream: tells a reused id apart
-	At         time.Time // store's clock
+	At         time.Time // of acceptance
 	Expires    time.Time // end of the retention, counted from At
 }
 

@@ -169,6 +169,10 @@ type Environment struct {
 	Tools   Toolbox
 	Planner Planner
 	Probes  []Probe
+	// LocalState: the state lies where the goals do. A goal that expects nothing
+	// of it at the start is then accepted without an observation, since a store
+	// that cannot be read takes no goal.
+	LocalState bool
 }
 
 // Journal is a task's journal. Append is fenced: it fails with goal.ErrFenced

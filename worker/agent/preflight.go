@@ -120,10 +120,23 @@ func Preflight(ctx context.Context, env Environment, g goal.Goal, who Caller) (R
 	return p.report, nil
 }
 
+// Admit is what Preflight would refuse the goal for, or nil, and spares what can
+// refuse nothing: reading a local state for a goal without pre-conditions.
+// Otherwise it is like Preflight.
+func Admit(ctx context.Context, env Environment, g goal.Goal, who Caller) (*goal.Problem, error) {
+	p := &preflight{env: env, goal: g, who: who, brief: true}
+	p.run(ctx)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	return p.report.Problem(), nil
+}
+
 type preflight struct {
 	env    Environment
 	goal   goal.Goal
 	who    Caller
+	brief  bool // only what can refuse the goal
 	report Report
 }
 
@@ -143,6 +156,9 @@ func (p *preflight) run(ctx context.Context) {
 	pre, err := goal.ParsePreConditions(p.goal.PreConditions)
 	if err != nil {
 		p.add(invalid(CheckPreConditions, "/pre_conditions", err))
+		return
+	}
+	if p.brief && p.env.LocalState && pre.Empty() {
 		return
 	}
 	p.state(ctx, target, pre)
