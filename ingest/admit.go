@@ -42,12 +42,9 @@ func (s *Server) admit(ctx context.Context, q request) (outcome, error) {
 		Fingerprint: fingerprint, Roles: q.who.Roles, Via: q.via, Traceparent: q.traceparent, Goal: g,
 	}
 	if s.lists.has(sub.Tenant, sub.TaskID) {
-		acc, err := s.find(ctx, sub)
-		if err == nil {
-			return s.replay(ctx, acc, sub)
-		}
+		snap, err := s.load(ctx, sub.Tenant, sub.TaskID)
 		if !errors.Is(err, goal.ErrNotFound) {
-			return outcome{}, err
+			return replayed(snap, sub, err)
 		}
 	}
 	if err := s.preflight(ctx, q.who, g); err != nil {
@@ -61,18 +58,10 @@ func (s *Server) admit(ctx context.Context, q request) (outcome, error) {
 // reached its target, meanwhile.
 func (s *Server) lookAgain(ctx context.Context, sub goal.Submission, refusal error) (outcome, error) {
 	snap, err := s.load(ctx, sub.Tenant, sub.TaskID)
-	switch {
-	case errors.Is(err, goal.ErrNotFound):
+	if errors.Is(err, goal.ErrNotFound) {
 		return outcome{}, refusal
-	case err != nil:
-		return outcome{}, err // it may be a replay
 	}
-	// The twin may still wait until it is durable; find does so too. A replica
-	// that still has nothing is no single node, where a barrier would be needed.
-	if _, err := s.find(ctx, sub); err != nil && !errors.Is(err, goal.ErrNotFound) {
-		return outcome{}, err
-	}
-	return s.replay(ctx, snap.Accepted, sub)
+	return replayed(snap, sub, err)
 }
 
 // submit stores the submission, or meets the one that was first.
@@ -84,34 +73,26 @@ func (s *Server) submit(ctx context.Context, sub goal.Submission) (outcome, erro
 		return outcome{}, err
 	}
 	if !created {
-		return s.replay(ctx, acc, sub)
+		snap, err := s.load(ctx, sub.Tenant, sub.TaskID)
+		if errors.Is(err, goal.ErrNotFound) {
+			// The goal's retention ended between two reads.
+			snap, err = goal.Snapshot{Accepted: acc}, nil
+		}
+		return replayed(snap, sub, err)
 	}
 	s.lists.accept(acc)
 	return outcome{snapshot: goal.Snapshot{Accepted: acc}}, nil
 }
 
-// replay answers a submission whose task exists.
-func (s *Server) replay(ctx context.Context, acc goal.Accepted, sub goal.Submission) (outcome, error) {
-	if acc.Submission.Fingerprint != sub.Fingerprint {
+// replayed answers a submission whose task exists.
+func replayed(snap goal.Snapshot, sub goal.Submission, err error) (outcome, error) {
+	if err != nil {
+		return outcome{}, err
+	}
+	if snap.Submission.Fingerprint != sub.Fingerprint {
 		return outcome{}, goal.NewProblem(goal.KeyReused, "The key was first used with another payload; the first task is unchanged.")
 	}
-	snap, err := s.load(ctx, sub.Tenant, sub.TaskID)
-	if errors.Is(err, goal.ErrNotFound) {
-		// The goal's retention ended between two reads.
-		snap, err = goal.Snapshot{Accepted: acc}, nil
-	}
-	return outcome{snapshot: snap, replayed: true}, err
-}
-
-func (s *Server) find(ctx context.Context, sub goal.Submission) (goal.Accepted, error) {
-	finder, ok := s.cfg.Store.(Finder)
-	if !ok {
-		snap, err := s.load(ctx, sub.Tenant, sub.TaskID)
-		return snap.Accepted, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.StoreTimeout)
-	defer cancel()
-	return finder.Find(ctx, sub.Tenant, sub.TaskID)
+	return outcome{snapshot: snap, replayed: true}, nil
 }
 
 func (s *Server) load(ctx context.Context, tenant, task string) (goal.Snapshot, error) {

@@ -22,15 +22,8 @@ type Queue interface {
 	// id already, with created false. goal.ErrFull, goal.ErrUnavailable.
 	Submit(ctx context.Context, sub goal.Submission) (acc goal.Accepted, created bool, err error)
 	// Load reads all that is known about a task, also what was written an
-	// instant ago. goal.ErrNotFound.
+	// instant ago; the goal is durable. goal.ErrNotFound.
 	Load(ctx context.Context, tenant, task string) (goal.Snapshot, error)
-}
-
-// Finder is implemented by a Queue that can look for a submission cheaply. What
-// it returns is durable; goal.ErrNotFound may be wrong for an instant after the
-// submission.
-type Finder interface {
-	Find(ctx context.Context, tenant, task string) (goal.Accepted, error)
 }
 
 // Ender ends tasks that no worker works on. The methods may be called

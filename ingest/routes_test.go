@@ -63,7 +63,9 @@ func TestDocuments(t *testing.T) {
 func TestPanic(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, func(c *ingest.Config) {
-		c.Preflight = func(context.Context, ingest.Principal, goal.Goal, bool) (ingest.Report, error) { panic("secret at 10.0.0.7") }
+		c.Preflight = func(context.Context, ingest.Principal, goal.Goal, bool) (ingest.Report, error) {
+			panic("secret at 10.0.0.7")
+		}
 	})
 	rec := w.post("k", goodGoal)
 	wantStatus(t, rec, http.StatusInternalServerError)

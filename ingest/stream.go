@@ -112,19 +112,27 @@ func (st *stream) catchUp(snap goal.Snapshot, notes bool) (done bool) {
 // live sends what the tail brought. A gap means that the tail began later than
 // the journal was read, or was cut off: the journal fills it.
 func (st *stream) live(ctx context.Context, frames []frame) (done bool) {
-	for _, f := range frames {
-		if f.n > st.last+1 {
-			snap, err := st.s.load(ctx, st.tenant, st.id)
-			if err != nil {
-				return true // the caller comes back with the number it has
-			}
-			if st.catchUp(snap, false) {
-				return true
-			}
-			break
+	if gap(st.last, frames) {
+		snap, err := st.s.load(ctx, st.tenant, st.id)
+		if err != nil {
+			return true // the caller comes back with the number it has
+		}
+		if st.catchUp(snap, false) {
+			return true
 		}
 	}
 	return st.emit(frames, true)
+}
+
+// gap reports whether an event is missing between number last and the frames.
+func gap(last int, frames []frame) bool {
+	for _, f := range frames {
+		if f.n > last+1 {
+			return true
+		}
+		last = max(last, f.n)
+	}
+	return false
 }
 
 // emit sends the frames that were not sent yet, in one write.

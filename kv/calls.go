@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -14,14 +13,9 @@ import (
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 )
 
-const (
-	// traceTTL is how long an expired record of a call leaves a trace: the next
-	// attempt is then told that there was one before it.
-	traceTTL = time.Hour
-	// syncedAfter is more than a server waits between syncs: an older record is
-	// durable without the barrier.
-	syncedAfter = 5 * time.Second
-)
+// traceTTL is how long an expired record of a call leaves a trace: the next
+// attempt is then told that there was one before it.
+const traceTTL = time.Hour
 
 // Calls keeps the records of tool calls in the bucket CALLS, for
 // ingest/idempotency: its Store and its Lister. Every write is compare-and-set
@@ -37,9 +31,6 @@ const (
 type Calls struct {
 	s     *Store
 	close func()
-	// synced is the highest sequence known to be on the disk: what the stream
-	// stored before a record is there when the record is.
-	synced atomic.Uint64
 }
 
 // Calls returns the records of tool calls.
@@ -150,7 +141,7 @@ func (c *Calls) set(ctx context.Context, key string, data []byte, rev uint64, tt
 		ack, err := c.s.sendOnce(ctx, w)
 		switch classify(err) {
 		case writeStored:
-			return ack.Sequence, c.sync(ctx, ack.Sequence)
+			return ack.Sequence, c.s.durableUpTo(ctx, bucketStream(goal.CallsBucket), ack.Sequence)
 		case writeLost:
 			return 0, fmt.Errorf("write a call: %w", goal.ErrFenced)
 		case writeMaxed, writeFull:
@@ -183,26 +174,11 @@ func (c *Calls) Get(ctx context.Context, key string) ([]byte, uint64, error) {
 		return nil, 0, fmt.Errorf("read a call: %w", err)
 	case r.removed():
 		return nil, r.Seq, fmt.Errorf("read a call: %w", goal.ErrNotFound)
-	case time.Since(r.Time).Abs() < syncedAfter && r.Seq > c.synced.Load():
-		// Its writer may still wait for the disk.
-		if err := c.sync(ctx, r.Seq); err != nil {
-			return nil, 0, err
-		}
+	}
+	if err := c.s.durableRecord(ctx, stream, r); err != nil {
+		return nil, 0, err
 	}
 	return r.Data, r.Seq, nil
-}
-
-// sync returns when the record of that sequence, which is stored, is durable.
-func (c *Calls) sync(ctx context.Context, seq uint64) error {
-	if err := c.s.durable(ctx); err != nil {
-		return err
-	}
-	for {
-		known := c.synced.Load()
-		if known >= seq || c.synced.CompareAndSwap(known, seq) {
-			return nil
-		}
-	}
 }
 
 // lastDirect is cheaper than asking the leader, and the same on one replica.

@@ -126,8 +126,9 @@ func (b *countingBarrier) Wait(context.Context) error {
 func TestCallsWaitForTheBarrier(t *testing.T) {
 	t.Parallel()
 	b := &countingBarrier{make(chan struct{}, 100)}
-	store := kvtest.Store(t, kvtest.Options{}, func(c *kv.Config) { c.Barrier = b })
-	calls, err := store.Calls(t.Context())
+	server := kvtest.Server(t, kvtest.Options{})
+	slow := func(c *kv.Config) { c.Barrier = b }
+	calls, err := server.Store(t, slow).Calls(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,7 +146,7 @@ func TestCallsWaitForTheBarrier(t *testing.T) {
 	if got := len(b.waits) - before; got != 2 {
 		t.Fatalf("%d waits for the disk; want 2: its own writes are there", got)
 	}
-	other, err := store.Calls(t.Context())
+	other, err := server.Store(t, slow).Calls(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -18,8 +18,8 @@ type cancelMark struct {
 	AskedAt time.Time `json:"asked_at"` // clock of whoever took the request
 }
 
-func cancelSubject(acc goal.Accepted) string {
-	return bucketSubject(goal.CancelsBucket, digestKey(acc.Submission.Tenant, acc.Submission.TaskID))
+func cancelSubject(tenant, task string) string {
+	return bucketSubject(goal.CancelsBucket, digestKey(tenant, task))
 }
 
 // RequestCancel leaves a mark that the task is to be cancelled, and wakes the
@@ -47,7 +47,7 @@ func (s *Store) markCancel(ctx context.Context, acc goal.Accepted) error {
 	if err != nil {
 		return err
 	}
-	w := write{subject: cancelSubject(acc), data: data, ttl: ttl(acc), goalSeq: acc.Seq}
+	w := write{subject: cancelSubject(acc.Submission.Tenant, acc.Submission.TaskID), data: data, ttl: ttl(acc), goalSeq: acc.Seq}
 	for {
 		_, err := s.createRecord(ctx, w)
 		if !errors.Is(err, goal.ErrExists) {
@@ -74,7 +74,7 @@ func (s *Store) markCancel(ctx context.Context, acc goal.Accepted) error {
 
 // CancelAsked reports whether the mark is there.
 func (s *Store) CancelAsked(ctx context.Context, acc goal.Accepted) (bool, error) {
-	_, err := s.getOf(ctx, acc, bucketStream(goal.CancelsBucket), cancelSubject(acc))
+	_, err := s.getOf(ctx, acc, bucketStream(goal.CancelsBucket), cancelSubject(acc.Submission.Tenant, acc.Submission.TaskID))
 	if errors.Is(err, goal.ErrNotFound) {
 		return false, nil
 	}

@@ -383,8 +383,8 @@ func (f *TurnFeed) fetch(ctx context.Context) error {
 			return err
 		}
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), fetchWait)
-	batch, err := f.consumer.Fetch(turnBuffer, jetstream.FetchContext(ctx), jetstream.FetchHeartbeat(fetchHeartbeat))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pullWait)
+	batch, err := f.consumer.Fetch(turnBuffer, jetstream.FetchContext(ctx), jetstream.FetchHeartbeat(pullHeartbeat))
 	if err != nil {
 		cancel()
 		return err
@@ -504,5 +504,25 @@ func held(m jetstream.Msg) goal.Due {
 			}
 			return nil
 		},
+	}
+}
+
+// confirmAck acknowledges until the server has confirmed it, for 5 s at most
+// whatever the deadline is, since giving up costs no more than a lost ack.
+func confirmAck(ctx context.Context, m jetstream.Msg) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	for attempt := 0; ; attempt++ {
+		err := func() error {
+			ctx, cancel := attemptContext(ctx, attemptTimeout)
+			defer cancel()
+			return m.DoubleAck(ctx)
+		}()
+		if err == nil || errors.Is(err, jetstream.ErrMsgAlreadyAckd) {
+			return nil
+		}
+		if classify(err) != writeRetry || !pause(ctx, attempt) {
+			return fault(err)
+		}
 	}
 }

@@ -29,6 +29,10 @@ func (s *Store) readJournal(ctx context.Context, acc goal.Accepted) (journalRead
 	if err != nil {
 		return journalRead{}, err
 	}
+	return journalOf(acc, records)
+}
+
+func journalOf(acc goal.Accepted, records []Record) (journalRead, error) {
 	var j journalRead
 	for _, r := range records {
 		j.last = r
@@ -41,7 +45,7 @@ func (s *Store) readJournal(ctx context.Context, acc goal.Accepted) (journalRead
 			return journalRead{}, err
 		}
 		j.events = append(j.events, b.Events...)
-		j.ended = j.ended || r.Subject == goal.EndSubject(tenant, task)
+		j.ended = j.ended || r.Subject == goal.EndSubject(acc.Submission.Tenant, acc.Submission.TaskID)
 	}
 	j.n = len(j.events)
 	return j, nil
@@ -121,13 +125,8 @@ func (s *Store) OpenJournal(ctx context.Context, acc goal.Accepted) (*Journal, [
 	ctx, cancel := bounded(ctx, callTimeout)
 	defer cancel()
 	task := acc.Submission.TaskID
-	// Most journals are opened once, when they are empty.
-	var read journalRead
-	_, err := s.lastOf(ctx, goal.EventsStream, goal.EventsFilter(acc.Submission.Tenant, task))
-	if err == nil {
-		read, err = s.readJournal(ctx, acc)
-	}
-	if err != nil && !errors.Is(err, goal.ErrNotFound) {
+	read, err := s.readJournal(ctx, acc)
+	if err != nil {
 		return nil, nil, fmt.Errorf("open journal of %s: %w", task, err)
 	}
 	if read.foreign {
@@ -135,7 +134,7 @@ func (s *Store) OpenJournal(ctx context.Context, acc goal.Accepted) (*Journal, [
 			return nil, nil, fmt.Errorf("open journal of %s: %w", task, err)
 		}
 	}
-	if err := s.durableRecord(ctx, read.last); err != nil {
+	if err := s.durableRecord(ctx, goal.EventsStream, read.last); err != nil {
 		return nil, nil, fmt.Errorf("open journal of %s: %w", task, err)
 	}
 	j := &Journal{s: s, acc: acc, id: newNonce(), last: read.last.Seq, n: read.n, ended: read.ended}
@@ -249,13 +248,14 @@ func (s *Store) Note(ctx context.Context, acc goal.Accepted, e goal.Event) error
 // readNotes reads the task's notes from any replica: they may be a moment old.
 func (s *Store) readNotes(ctx context.Context, acc goal.Accepted) ([]goal.Event, error) {
 	subject := goal.NoteSubject(acc.Submission.Tenant, acc.Submission.TaskID)
-	if _, err := s.directLast(ctx, goal.EventsStream, subject); errors.Is(err, goal.ErrNotFound) {
-		return nil, nil // as most tasks have none
-	}
 	records, _, err := s.readPart(ctx, goal.EventsStream, subject, 1)
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", subject, err)
 	}
+	return notesOf(acc, records)
+}
+
+func notesOf(acc goal.Accepted, records []Record) ([]goal.Event, error) {
 	var notes []goal.Event
 	for _, r := range records {
 		if !ofGoal(r, acc) {

@@ -10,8 +10,8 @@ import (
 )
 
 // Load reads everything about a task, or goal.ErrNotFound once its retention
-// has ended. The result is read after the journal: a snapshot that shows the
-// end in its journal has the result, and a result that it shows is durable.
+// has ended. A snapshot that shows the end in its journal has the result; the
+// goal and a result that it shows are durable.
 // Notes have number 0 and are merged into the journal by their time.
 func (s *Store) Load(ctx context.Context, tenant, task string) (goal.Snapshot, error) {
 	if checkTask(tenant, task) != nil {
@@ -26,49 +26,112 @@ func (s *Store) Load(ctx context.Context, tenant, task string) (goal.Snapshot, e
 	return snap, nil
 }
 
+// load asks for everything at once and then for what does not fit together.
 func (s *Store) load(ctx context.Context, tenant, task string) (goal.Snapshot, error) {
-	r, err := s.get(ctx, goal.GoalsStream(tenant), goal.QueueSubject(tenant, task))
+	goals, results, cancels := goal.GoalsStream(tenant), bucketStream(goal.ResultsBucket), bucketStream(goal.CancelsBucket)
+	read, err := s.round(ctx,
+		lastQuestion(goals, goal.QueueSubject(tenant, task)),
+		lastQuestion(results, resultSubject(tenant, task)),
+		lastQuestion(cancels, cancelSubject(tenant, task)),
+		batchQuestion(goal.EventsStream, goal.EventsFilter(tenant, task), 1),
+		batchQuestion(goal.EventsStream, goal.NoteSubject(tenant, task), 1),
+	)
+	if err != nil {
+		return goal.Snapshot{}, err
+	}
+	queued, err := s.confirmed(ctx, read[0], goals, goal.QueueSubject(tenant, task))
 	if err != nil {
 		return goal.Snapshot{}, err
 	}
 	var snap goal.Snapshot
-	if snap.Accepted, err = s.accepted(r); err != nil {
+	if snap.Accepted, err = s.accepted(queued); err != nil {
 		return goal.Snapshot{}, err
 	}
-	if snap.CancelAsked, err = s.CancelAsked(ctx, snap.Accepted); err != nil {
+	if err := s.durableRecord(ctx, goals, queued); err != nil {
 		return goal.Snapshot{}, err
 	}
-	notes, err := s.readNotes(ctx, snap.Accepted)
+	acc := snap.Accepted
+	_, snap.CancelAsked, err = s.answered(ctx, acc, read[2], cancels, cancelSubject(tenant, task))
+	if err != nil {
+		return goal.Snapshot{}, fmt.Errorf("cancel mark: %w", err)
+	}
+	records, err := s.readRest(ctx, goal.EventsStream, goal.EventsFilter(tenant, task), read[3].records, read[3].more)
 	if err != nil {
 		return goal.Snapshot{}, err
 	}
-	journal, err := s.readJournal(ctx, snap.Accepted)
+	journal, err := journalOf(acc, records)
 	if err != nil {
 		return goal.Snapshot{}, err
 	}
-	result, record, err := s.result(ctx, snap.Accepted)
-	switch {
-	case errors.Is(err, goal.ErrNotFound):
-		// No end without a result, unless a disk has lost it.
-		if lost, ok := goal.ResultOf(snap.Accepted, journal.events); ok {
-			snap.Result = &lost
-		}
-	case err != nil:
+	notes, err := notesOf(acc, read[4].records)
+	if err != nil {
 		return goal.Snapshot{}, err
-	default:
-		snap.Result = &result
-		if err := s.durableRecord(ctx, record); err != nil {
-			return goal.Snapshot{}, err
-		}
-		if !journal.ended {
-			// It ended between the two reads, most likely.
-			if journal, err = s.readJournal(ctx, snap.Accepted); err != nil {
-				return goal.Snapshot{}, err
-			}
-		}
+	}
+	record, found, err := s.answered(ctx, acc, read[1], results, resultSubject(tenant, task))
+	if err != nil {
+		return goal.Snapshot{}, fmt.Errorf("result: %w", err)
+	}
+	if snap.Result, journal, err = s.outcome(ctx, acc, record, found, journal); err != nil {
+		return goal.Snapshot{}, err
 	}
 	snap.Events = mergeNotes(journal.events, notes)
 	return snap, nil
+}
+
+// outcome makes the result and the journal of a task fit together.
+func (s *Store) outcome(ctx context.Context, acc goal.Accepted, record Record, found bool, journal journalRead) (*goal.Result, journalRead, error) {
+	var (
+		result goal.Result
+		err    error
+	)
+	switch {
+	case found:
+		result, err = decodeResult(record)
+	case journal.ended:
+		// No end without a result: the journal was read later, most likely.
+		if result, record, err = s.result(ctx, acc); errors.Is(err, goal.ErrNotFound) {
+			// A disk has lost it.
+			if lost, ok := goal.ResultOf(acc, journal.events); ok {
+				return &lost, journal, nil
+			}
+			return nil, journal, nil
+		}
+	default:
+		return nil, journal, nil
+	}
+	if err != nil {
+		return nil, journal, err
+	}
+	if err := s.durableRecord(ctx, bucketStream(goal.ResultsBucket), record); err != nil {
+		return nil, journal, err
+	}
+	if !journal.ended { // the result was read later, most likely
+		journal, err = s.readJournal(ctx, acc)
+	}
+	return &result, journal, err
+}
+
+// confirmed is the record of an answer to a lastQuestion, or goal.ErrNotFound by
+// the word of the leader.
+func (s *Store) confirmed(ctx context.Context, a answer, stream, subject string) (Record, error) {
+	if len(a.records) > 0 {
+		return present(a.records[0], nil)
+	}
+	if s.conf.Replicas > 1 {
+		return s.getFresh(ctx, stream, subject)
+	}
+	return Record{}, fmt.Errorf("read %s: %w", subject, goal.ErrNotFound)
+}
+
+// answered is the record in an answer to a lastQuestion, if there is one of this
+// incarnation of the task.
+func (s *Store) answered(ctx context.Context, acc goal.Accepted, a answer, stream, subject string) (Record, bool, error) {
+	r, err := s.confirmed(ctx, a, stream, subject)
+	r, err = s.ofThis(ctx, acc, r, err, stream, subject)
+	if errors.Is(err, goal.ErrNotFound) {
+		return Record{}, false, nil
+	}
+	return r, err == nil, err
 }
 
 // mergeNotes puts each note before the first entry of the journal that is
@@ -88,14 +151,19 @@ func mergeNotes(journal, notes []goal.Event) []goal.Event {
 }
 
 // resultSubject is where a task's result lies.
-func resultSubject(acc goal.Accepted) string {
-	return bucketSubject(goal.ResultsBucket, digestKey(acc.Submission.Tenant, acc.Submission.TaskID))
+func resultSubject(tenant, task string) string {
+	return bucketSubject(goal.ResultsBucket, digestKey(tenant, task))
 }
 
 // getOf is get of a record of this incarnation of the task. With
 // goal.ErrNotFound it returns the record of another one, if that is there.
 func (s *Store) getOf(ctx context.Context, acc goal.Accepted, stream, subject string) (Record, error) {
 	r, err := s.get(ctx, stream, subject)
+	return s.ofThis(ctx, acc, r, err, stream, subject)
+}
+
+// ofThis is getOf for a record that was read.
+func (s *Store) ofThis(ctx context.Context, acc goal.Accepted, r Record, err error, stream, subject string) (Record, error) {
 	if err == nil && !ofGoal(r, acc) && s.conf.Replicas > 1 {
 		// A replica that is behind may still show the earlier goal's.
 		r, err = s.getFresh(ctx, stream, subject)
@@ -109,16 +177,21 @@ func (s *Store) getOf(ctx context.Context, acc goal.Accepted, stream, subject st
 // result is the task's result, or goal.ErrNotFound: also when what is there is
 // of an earlier goal of this id. The record is returned in both cases.
 func (s *Store) result(ctx context.Context, acc goal.Accepted) (goal.Result, Record, error) {
-	r, err := s.getOf(ctx, acc, bucketStream(goal.ResultsBucket), resultSubject(acc))
+	r, err := s.getOf(ctx, acc, bucketStream(goal.ResultsBucket), resultSubject(acc.Submission.Tenant, acc.Submission.TaskID))
 	if err != nil {
 		return goal.Result{}, r, fmt.Errorf("result: %w", err)
 	}
+	result, err := decodeResult(r)
+	return result, r, err
+}
+
+func decodeResult(r Record) (goal.Result, error) {
 	var result goal.Result
 	if err := json.Unmarshal(r.Data, &result); err != nil {
-		return goal.Result{}, r, fmt.Errorf("decode result: %w", err)
+		return goal.Result{}, fmt.Errorf("decode result: %w", err)
 	}
 	if result.Version != goal.ResultVersion {
-		return goal.Result{}, r, fmt.Errorf("decode result: %w: %d", errVersion, result.Version)
+		return goal.Result{}, fmt.Errorf("decode result: %w: %d", errVersion, result.Version)
 	}
-	return result, r, nil
+	return result, nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -52,9 +53,11 @@ func (c QueueConfig) consumer() jetstream.ConsumerConfig {
 
 // Queue hands out a tenant's goals. Next may be called concurrently.
 type Queue struct {
-	s        *Store
-	tenant   string
-	consumer jetstream.Consumer
+	s      *Store
+	tenant string
+
+	mu   sync.Mutex
+	idle []*puller // at most as many as there were calls of Next at a time
 }
 
 // Queue opens the tenant's queue.
@@ -64,11 +67,10 @@ func (s *Store) Queue(ctx context.Context, tenant string, c QueueConfig) (*Queue
 	}
 	ctx, cancel := bounded(ctx, callTimeout)
 	defer cancel()
-	consumer, err := s.js.CreateOrUpdateConsumer(ctx, goal.GoalsStream(tenant), c.consumer())
-	if err != nil {
+	if _, err := s.js.CreateOrUpdateConsumer(ctx, goal.GoalsStream(tenant), c.consumer()); err != nil {
 		return nil, fmt.Errorf("kv: open queue of %s: %w", tenant, fault(err))
 	}
-	return &Queue{s: s, tenant: tenant, consumer: consumer}, nil
+	return &Queue{s: s, tenant: tenant}, nil
 }
 
 // ensureWorkers creates the tenant's consumer where there is none, so that the
@@ -94,70 +96,66 @@ func (s *Store) ensureWorkers(ctx context.Context, tenant string) error {
 	}
 }
 
-// fetchWait is how long one pull waits at the server. Very short pulls lose
-// deliveries to inboxes that are gone.
-const fetchWait = 30 * time.Second
-
-// fetchHeartbeat tells that the pull is still there: a server that was
-// restarted, or that leads the consumer in place of one that died, knows nothing
-// of it. Two missing ones end the pull: until then nothing is taken.
-const fetchHeartbeat = 2 * time.Second
-
 // Next waits for a goal and takes exactly one. It ends with ctx, whose error it
-// then returns (a goal that was on its way comes again after AckWait); goal.ErrUnavailable means that the store does not answer and
-// that Next may be called again, after a pause.
+// then returns (a goal that was on its way comes again after AckWait);
+// goal.ErrUnavailable means that the store does not answer and that Next may be
+// called again, after a pause.
 func (q *Queue) Next(ctx context.Context) (*Delivery, error) {
+	p, err := q.puller()
+	if err != nil {
+		return nil, fmt.Errorf("next goal of %s: %w", q.tenant, unavailable(err))
+	}
 	for {
-		if err := ctx.Err(); err != nil {
-			return nil, context.Cause(ctx)
-		}
-		m, err := q.fetch(ctx)
+		m, err := p.next(ctx)
 		switch {
 		case err == nil:
+			if d := q.open(ctx, m); d != nil {
+				q.keep(p)
+				return d, nil
+			}
 		case ctx.Err() != nil:
+			p.close()
 			return nil, context.Cause(ctx)
-		case errors.Is(err, nats.ErrTimeout), errors.Is(err, jetstream.ErrNoMessages), errors.Is(err, context.DeadlineExceeded):
-			continue
+		case errors.Is(err, errNothing):
 		default:
+			p.close()
 			return nil, fmt.Errorf("next goal of %s: %w", q.tenant, unavailable(err))
-		}
-		if d := q.open(ctx, m); d != nil {
-			return d, nil
 		}
 	}
 }
 
-func (q *Queue) fetch(ctx context.Context) (jetstream.Msg, error) {
-	ctx, cancel := context.WithTimeout(ctx, fetchWait)
-	defer cancel()
-	end, _ := ctx.Deadline()
-	left := time.Until(end)
-	if left <= 0 {
-		return nil, context.DeadlineExceeded
+func (q *Queue) puller() (*puller, error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if n := len(q.idle); n > 0 {
+		p := q.idle[n-1]
+		q.idle = q.idle[:n-1]
+		return p, nil
 	}
-	opts := []jetstream.FetchOpt{jetstream.FetchContext(ctx)}
-	if left > 3*fetchHeartbeat {
-		opts = append(opts, jetstream.FetchHeartbeat(fetchHeartbeat))
-	}
-	return q.consumer.Next(opts...)
+	return newPuller(q.s.nc, goal.GoalsStream(q.tenant), workersConsumer)
+}
+
+func (q *Queue) keep(p *puller) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.idle = append(q.idle, p)
 }
 
 // open decodes a delivery. What nobody can read is logged and taken out, except
 // for a newer version, which a newer worker will understand.
-func (q *Queue) open(ctx context.Context, m jetstream.Msg) *Delivery {
+func (q *Queue) open(ctx context.Context, m *nats.Msg) *Delivery {
 	d, err := q.s.delivery(m)
 	if err == nil {
 		return d
 	}
-	q.s.log.ErrorContext(ctx, "unreadable goal in the queue", "subject", m.Subject(), "err", err)
+	q.s.log.ErrorContext(ctx, "unreadable goal in the queue", "subject", m.Subject, "err", err)
+	reply := ackTerm + " unreadable"
 	if errors.Is(err, errVersion) {
-		err = m.NakWithDelay(time.Minute)
-	} else {
-		err = m.TermWithReason("unreadable")
+		reply = ackLater(time.Minute)
 	}
-	if err != nil {
+	if err := q.s.nc.Publish(m.Reply, []byte(reply)); err != nil {
 		// Safe to go on: it is delivered again after AckWait.
-		q.s.log.WarnContext(ctx, "goal not taken out", "subject", m.Subject(), "err", err)
+		q.s.log.WarnContext(ctx, "goal not taken out", "subject", m.Subject, "err", err)
 	}
 	return nil
 }
@@ -169,19 +167,20 @@ type Delivery struct {
 	goal.Accepted
 	// Delivered counts deliveries from 1; they are not attempts.
 	Delivered int
-	msg       jetstream.Msg
+	nc        *nats.Conn
+	reply     string // subject of the answers to this delivery
 }
 
-func (s *Store) delivery(m jetstream.Msg) (*Delivery, error) {
+func (s *Store) delivery(m *nats.Msg) (*Delivery, error) {
 	meta, err := m.Metadata()
 	if err != nil {
 		return nil, fmt.Errorf("metadata: %w", err)
 	}
-	acc, err := s.accepted(Record{Subject: m.Subject(), Data: m.Data(), Seq: meta.Sequence.Stream, Time: meta.Timestamp, Header: m.Headers()})
+	acc, err := s.accepted(Record{Subject: m.Subject, Data: m.Data, Seq: meta.Sequence.Stream, Time: meta.Timestamp, Header: m.Header})
 	if err != nil {
 		return nil, err
 	}
-	return &Delivery{Accepted: acc, Delivered: int(meta.NumDelivered), msg: m}, nil //nolint:gosec // far below
+	return &Delivery{Accepted: acc, Delivered: int(meta.NumDelivered), nc: s.nc, reply: m.Reply}, nil //nolint:gosec // far below
 }
 
 var errVersion = errors.New("record of an unknown version")
@@ -216,49 +215,20 @@ func (s *Store) acceptance(sub goal.Submission, r Record) goal.Accepted {
 	return goal.Accepted{Submission: sub, Seq: r.Seq, At: at, Expires: at.Add(kept)}
 }
 
-// Ack takes the goal out of the queue for good and returns when the server has
-// confirmed it. An ack can be lost in the last 100 ms before a crash: the goal
-// then comes again, and its result is there. It gives up after 5 s whatever the
-// deadline is, since that costs no more than a lost ack. It may be repeated.
-func (d *Delivery) Ack(ctx context.Context) error {
-	if err := confirmAck(ctx, d.msg); err != nil {
-		return fmt.Errorf("ack %s: %w", d.Submission.TaskID, err)
-	}
-	return nil
-}
-
-// confirmAck acknowledges until the server has confirmed it, for 5 s at most.
-func confirmAck(ctx context.Context, m jetstream.Msg) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	for attempt := 0; ; attempt++ {
-		err := func() error {
-			ctx, cancel := attemptContext(ctx, attemptTimeout)
-			defer cancel()
-			return m.DoubleAck(ctx)
-		}()
-		if err == nil || errors.Is(err, jetstream.ErrMsgAlreadyAckd) {
-			return nil
-		}
-		if classify(err) != writeRetry || !pause(ctx, attempt) {
-			return fault(err)
-		}
-	}
-}
+// Ack takes the goal out of the queue for good. It is sent and not confirmed: an
+// ack that is lost, as it also can be in the last 100 ms before a server crashes,
+// lets the goal come again, and its result is there. It may be repeated.
+func (d *Delivery) Ack(context.Context) error { return d.answer("ack", ackDone) }
 
 // Nak hands the goal back, to be delivered again after delay.
-func (d *Delivery) Nak(delay time.Duration) error {
-	err := d.msg.NakWithDelay(delay)
-	if err != nil && !errors.Is(err, jetstream.ErrMsgAlreadyAckd) {
-		return fmt.Errorf("nak %s: %w", d.Submission.TaskID, fault(err))
-	}
-	return nil
-}
+func (d *Delivery) Nak(delay time.Duration) error { return d.answer("nak", ackLater(delay)) }
 
 // InProgress restarts AckWait. Call it every third of AckWait.
-func (d *Delivery) InProgress() error {
-	if err := d.msg.InProgress(); err != nil {
-		return fmt.Errorf("heartbeat %s: %w", d.Submission.TaskID, fault(err))
+func (d *Delivery) InProgress() error { return d.answer("heartbeat", ackProgress) }
+
+func (d *Delivery) answer(what, reply string) error {
+	if err := d.nc.Publish(d.reply, []byte(reply)); err != nil {
+		return fmt.Errorf("%s %s: %w", what, d.Submission.TaskID, fault(err))
 	}
 	return nil
 }

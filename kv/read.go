@@ -183,34 +183,41 @@ func (s *Store) directLastOf(ctx context.Context, stream, filter string) (Record
 	return r, nil
 }
 
-// readBatch is how many messages one request asks for.
-const readBatch = 256
-
 // readAll is every record that matches filter, in the order of the stream, as
 // the leader has them: one round trip for most tasks, and on replicated
 // streams a second one that looks whether the replica was behind.
 func (s *Store) readAll(ctx context.Context, stream, filter string) ([]Record, error) {
 	ctx, cancel := bounded(ctx, callTimeout)
 	defer cancel()
-	var all []Record
-	from := uint64(1)
-	for {
-		part, more, err := s.readPart(ctx, stream, filter, from)
-		if err != nil {
+	part, more, err := s.readPart(ctx, stream, filter, 1)
+	if err != nil {
+		return nil, fmt.Errorf("read all %s: %w", filter, err)
+	}
+	return s.readRest(ctx, stream, filter, part, more)
+}
+
+// readRest completes readAll from its first batch.
+func (s *Store) readRest(ctx context.Context, stream, filter string, all []Record, more bool) ([]Record, error) {
+	next := func() uint64 {
+		if len(all) == 0 {
+			return 1
+		}
+		return all[len(all)-1].Seq + 1
+	}
+	for more {
+		var (
+			part []Record
+			err  error
+		)
+		if part, more, err = s.readPart(ctx, stream, filter, next()); err != nil {
 			return nil, fmt.Errorf("read all %s: %w", filter, err)
 		}
 		all = append(all, part...)
-		if len(part) > 0 {
-			from = part[len(part)-1].Seq + 1
-		}
-		if !more {
-			break
-		}
 	}
 	if s.conf.Replicas == 1 {
 		return all, nil
 	}
-	return s.catchUp(ctx, stream, filter, from, all)
+	return s.catchUp(ctx, stream, filter, next(), all)
 }
 
 // catchUp appends what the leader holds beyond the records in all.
@@ -237,67 +244,11 @@ func (s *Store) catchUp(ctx context.Context, stream, filter string, from uint64,
 	return all, nil
 }
 
-// readPart repeats a batch that got no whole answer until ctx ends.
+// readPart is the records of one batch; more: there are others behind.
 func (s *Store) readPart(ctx context.Context, stream, filter string, from uint64) (part []Record, more bool, err error) {
-	for attempt := 0; ; attempt++ {
-		part, more, err = s.readPartOnce(ctx, stream, filter, from)
-		if err == nil {
-			return part, more, nil
-		}
-		if classify(err) != writeRetry || !pause(ctx, attempt) {
-			return nil, false, fault(err)
-		}
-	}
-}
-
-func (s *Store) readPartOnce(ctx context.Context, stream, filter string, from uint64) ([]Record, bool, error) {
-	ctx, cancel := attemptContext(ctx, attemptTimeout)
-	defer cancel()
-	body, err := json.Marshal(msgRequest{Seq: from, NextFor: filter, Batch: readBatch})
+	answers, err := s.round(ctx, batchQuestion(stream, filter, from))
 	if err != nil {
-		return nil, false, fmt.Errorf("encode read: %w", err)
+		return nil, false, err
 	}
-	inbox := s.nc.NewInbox()
-	// Room for the whole answer: a synchronous subscription would take half a
-	// megabyte for its own.
-	answers := make(chan *nats.Msg, readBatch+8)
-	sub, err := s.nc.ChanSubscribe(inbox, answers)
-	if err != nil {
-		return nil, false, fmt.Errorf("subscribe: %w", err)
-	}
-	defer func() { _ = sub.Unsubscribe() }() // fails only when the connection is gone
-	if err := s.nc.PublishRequest("$JS.API.DIRECT.GET."+stream, inbox, body); err != nil {
-		return nil, false, fmt.Errorf("ask: %w", err)
-	}
-	var part []Record
-	previous := "0"
-	for {
-		var m *nats.Msg
-		select {
-		case <-ctx.Done():
-			return nil, false, fmt.Errorf("answer: %w", context.Cause(ctx))
-		case m = <-answers:
-		}
-		// A reconnect may swallow a part of the answer: a journal with a hole
-		// must not be taken for a whole one.
-		if before := m.Header.Get(jetstream.LastSequenceHeader); before != "" && before != previous {
-			return nil, false, fmt.Errorf("answer has a gap after %s: %w", previous, nats.ErrTimeout)
-		}
-		if len(m.Data) == 0 && m.Header.Get("Status") == "204" {
-			pending, err := strconv.ParseUint(m.Header.Get("Nats-Num-Pending"), 10, 64)
-			if err != nil {
-				return nil, false, fmt.Errorf("end of batch: %w", err)
-			}
-			return part, pending > 0 && len(part) > 0, nil
-		}
-		r, err := directRecord(m)
-		if errors.Is(err, goal.ErrNotFound) {
-			return part, false, nil
-		}
-		if err != nil {
-			return nil, false, fmt.Errorf("answer: %w", err)
-		}
-		part = append(part, r)
-		previous = m.Header.Get(jetstream.SequenceHeader)
-	}
+	return answers[0].records, answers[0].more, nil
 }

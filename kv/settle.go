@@ -57,12 +57,12 @@ func (s *Store) settle(ctx context.Context, acc goal.Accepted, r goal.Result, n 
 // decide creates the result, or reads the one that was first. The caller must
 // not be behind the journal to create one.
 func (s *Store) decide(ctx context.Context, acc goal.Accepted, r goal.Result, behind int) (goal.Result, error) {
-	have, _, err := s.result(ctx, acc)
-	if !errors.Is(err, goal.ErrNotFound) {
-		return have, err
-	}
 	if behind != 0 {
-		return goal.Result{}, fmt.Errorf("the journal is %d events ahead: %w", behind, goal.ErrFenced)
+		have, _, err := s.result(ctx, acc)
+		if errors.Is(err, goal.ErrNotFound) {
+			err = fmt.Errorf("the journal is %d events ahead: %w", behind, goal.ErrFenced)
+		}
+		return have, err
 	}
 	data, err := s.encodeResult(&r)
 	if err != nil {
@@ -73,7 +73,7 @@ func (s *Store) decide(ctx context.Context, acc goal.Accepted, r goal.Result, be
 
 // createResult replaces nothing but the result of an earlier goal of this id.
 func (s *Store) createResult(ctx context.Context, acc goal.Accepted, r goal.Result, data []byte) (goal.Result, error) {
-	w := write{subject: resultSubject(acc), data: data, ttl: ttl(acc), goalSeq: acc.Seq}
+	w := write{subject: resultSubject(acc.Submission.Tenant, acc.Submission.TaskID), data: data, ttl: ttl(acc), goalSeq: acc.Seq}
 	for {
 		_, err := s.createRecord(ctx, w)
 		if !errors.Is(err, goal.ErrExists) {
@@ -115,7 +115,7 @@ func (s *Store) end(ctx context.Context, acc goal.Accepted, r goal.Result, journ
 	writer := newNonce()
 	for attempt := 0; ; attempt++ {
 		if journal.ended {
-			return s.durableRecord(ctx, journal.last)
+			return s.durableRecord(ctx, goal.EventsStream, journal.last)
 		}
 		batch, err := terminalBatch(acc, journal, r)
 		if err != nil {

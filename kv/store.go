@@ -110,6 +110,8 @@ type Store struct {
 	queueInfo map[string]*queueGauge // by tenant
 	objects   jetstream.ObjectStore
 	presence  presence
+	inbox     inbox
+	synced    synced
 }
 
 // publisher is the one call through which every write goes; tests lose answers

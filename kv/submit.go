@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -49,7 +51,7 @@ func (s *Store) submit(ctx context.Context, sub goal.Submission, w write) (goal.
 		return goal.Accepted{}, false, err
 	}
 	if r.Data == nil || r.Header.Get(nonceHeader) == w.nonce {
-		return s.acceptance(sub, r), true, s.durable(ctx)
+		return s.acceptance(sub, r), true, s.durableUpTo(ctx, goal.GoalsStream(sub.Tenant), r.Seq)
 	}
 	if room {
 		s.unreserve(sub.Tenant)
@@ -58,7 +60,7 @@ func (s *Store) submit(ctx context.Context, sub goal.Submission, w write) (goal.
 	if err != nil {
 		return goal.Accepted{}, false, err
 	}
-	return acc, false, s.durableRecord(ctx, r)
+	return acc, false, s.durableRecord(ctx, goal.GoalsStream(sub.Tenant), r)
 }
 
 // enqueue publishes the submission, if there is room. When the server says that
@@ -129,11 +131,41 @@ func checkTask(tenant, task string) error {
 // server syncs by itself at least every few seconds.
 const settledAge = 15 * time.Second
 
+// synced remembers, by stream, the highest sequence that is known to be durable:
+// what the stream stored before a record is there when the record is.
+type synced struct{ streams sync.Map }
+
+func (m *synced) note(stream string, seq uint64) {
+	v, _ := m.streams.LoadOrStore(stream, new(atomic.Uint64))
+	mark, _ := v.(*atomic.Uint64)
+	for known := mark.Load(); known < seq && !mark.CompareAndSwap(known, seq); known = mark.Load() {
+	}
+}
+
+func (m *synced) has(stream string, seq uint64) bool {
+	v, ok := m.streams.Load(stream)
+	if !ok {
+		return false
+	}
+	mark, _ := v.(*atomic.Uint64)
+	return seq <= mark.Load()
+}
+
+// durableUpTo returns when the stream is durable up to the record of that
+// sequence, which is stored.
+func (s *Store) durableUpTo(ctx context.Context, stream string, seq uint64) error {
+	if err := s.durable(ctx); err != nil {
+		return err
+	}
+	s.synced.note(stream, seq)
+	return nil
+}
+
 // durableRecord is durable for a record that was read, perhaps before its
 // writer's barrier has passed.
-func (s *Store) durableRecord(ctx context.Context, r Record) error {
-	if time.Since(r.Time) > settledAge {
+func (s *Store) durableRecord(ctx context.Context, stream string, r Record) error {
+	if time.Since(r.Time).Abs() > settledAge || s.synced.has(stream, r.Seq) {
 		return nil
 	}
-	return s.durable(ctx)
+	return s.durableUpTo(ctx, stream, r.Seq)
 }

@@ -22,31 +22,6 @@ const (
 	tailResets = 3
 )
 
-// Find looks for a submission by one read from any replica. What it returns is
-// durable. goal.ErrNotFound may be wrong for an instant after the submission;
-// Load and Submit are never.
-func (s *Store) Find(ctx context.Context, tenant, task string) (goal.Accepted, error) {
-	if checkTask(tenant, task) != nil {
-		return goal.Accepted{}, fmt.Errorf("find task: %w", goal.ErrNotFound)
-	}
-	ctx, cancel := bounded(ctx, callTimeout)
-	defer cancel()
-	r, err := s.read(ctx, func(ctx context.Context) (Record, error) {
-		return s.directLast(ctx, goal.GoalsStream(tenant), goal.QueueSubject(tenant, task))
-	})
-	if err != nil {
-		return goal.Accepted{}, fmt.Errorf("find %s: %w", task, err)
-	}
-	acc, err := s.accepted(r)
-	if err == nil {
-		err = s.durableRecord(ctx, r) // its writer may still wait for the barrier
-	}
-	if err != nil {
-		return goal.Accepted{}, fmt.Errorf("find %s: %w", task, err)
-	}
-	return acc, nil
-}
-
 // TailHead is the sequence of the last message of the journals, by the word of
 // the stream's leader; 0 when there is none.
 func (s *Store) TailHead(ctx context.Context) (uint64, error) { return s.head(ctx, goal.EventsStream) }

@@ -184,18 +184,3 @@ func TestTailIsCutOff(t *testing.T) {
 		t.Errorf("TailQueue = %v, want ErrUnavailable", err)
 	}
 }
-
-func TestFind(t *testing.T) {
-	t.Parallel()
-	s := kvtest.Store(t, kvtest.Options{})
-	want := tailSubmit(t, s, "default", "k")
-	got, err := s.Find(t.Context(), "default", want.Submission.TaskID)
-	if err != nil || got.Seq != want.Seq || got.Submission.Fingerprint != "f" || !got.At.Equal(want.At) {
-		t.Errorf("Find = %+v, %v; want %+v", got, err, want)
-	}
-	for _, id := range []string{goal.TaskID("default", "x"), "*", ">", ""} {
-		if _, err := s.Find(t.Context(), "default", id); !errors.Is(err, goal.ErrNotFound) {
-			t.Errorf("Find(%q) = %v, want ErrNotFound", id, err)
-		}
-	}
-}

@@ -108,9 +108,13 @@ func (s *Store) updateRecord(ctx context.Context, w write, rev uint64) (uint64, 
 // removeRecord frees the key of revision rev: goal.ErrFenced when rev is not the
 // last any more. The mark that takes its place goes by itself after a second.
 func (s *Store) removeRecord(ctx context.Context, subject string, rev uint64) error {
-	w := write{subject: subject, ttl: time.Second, header: nats.Header{operationHeader: {"DEL"}}}
-	_, err := s.updateRecord(ctx, w, rev)
+	_, err := s.updateRecord(ctx, removal(subject), rev)
 	return err
+}
+
+// removal is the write of the mark.
+func removal(subject string) write {
+	return write{subject: subject, ttl: time.Second, header: nats.Header{operationHeader: {"DEL"}}}
 }
 
 // putRecord appends a message to a subject that nobody owns. Within the

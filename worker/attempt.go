@@ -107,7 +107,11 @@ func (a *attempt) run(ctx context.Context) error {
 	}
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
 	defer cancel()
-	if rerr := lock.Release(end); rerr != nil {
+	release := lock.Drop // the task has ended: nobody waits for the lease
+	if err != nil {
+		release = func() error { return lock.Release(end) }
+	}
+	if rerr := release(); rerr != nil {
 		// The lease ends by itself; until then nobody else can start.
 		a.log.WarnContext(ctx, "releasing the lease failed", "error", rerr)
 	}

@@ -39,6 +39,8 @@ type Lock interface {
 	Renew(ctx context.Context) error
 	// Release ends the lease if it is still ours. It may be repeated.
 	Release(ctx context.Context) error
+	// Drop is Release without waiting for an answer.
+	Drop() error
 }
 
 // Store is what a worker needs of the store.

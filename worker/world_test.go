@@ -474,6 +474,9 @@ func (l *lock) Release(ctx context.Context) error {
 	return nil
 }
 
+// Drop implements worker.Lock.
+func (l *lock) Drop() error { return l.Release(context.Background()) }
+
 // Result implements worker.Store.
 func (n *node) Result(ctx context.Context, acc goal.Accepted) (*goal.Result, error) {
 	if err := n.enter(ctx, "result", acc.Submission.TaskID); err != nil {

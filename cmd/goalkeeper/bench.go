@@ -21,7 +21,7 @@ import (
 
 // benchCmd generates load.
 type benchCmd struct {
-	Mode        string        `arg:"" enum:"submit,replay,e2e,gateway,middleware,webhook,noop" help:"What to measure: submit, replay, e2e, gateway, middleware, webhook or noop."`
+	Mode        string        `arg:"" enum:"submit,replay,e2e,trivial,gateway,middleware,webhook,noop" help:"What to measure: submit, replay, e2e, trivial, gateway, middleware, webhook or noop."`
 	Concurrency int           `short:"c" default:"16" help:"Requests in flight."`
 	Duration    time.Duration `short:"d" default:"10s" help:"How long to measure."`
 	Operations  int64         `short:"n" placeholder:"N" help:"End after so many operations, if that is sooner."`
@@ -40,7 +40,7 @@ type benchCmd struct {
 // Help says what the modes do.
 func (*benchCmd) Help() string {
 	return `submit: goals are accepted, one key each. replay: one goal is submitted again and again. e2e: from submission
-to the reached target. gateway: protected calls through a gateway (--server is the gateway). middleware: the same before a
+to the reached target, by one call of a built-in tool. trivial: the same, where the target holds already. gateway: protected calls through a gateway (--server is the gateway). middleware: the same before a
 handler in the server itself. webhook: from submission to the webhook's receipt by this process, which the server must
 be able to reach. noop: a handler that does nothing, behind the same router, to compare with.
 
@@ -146,7 +146,7 @@ func (c *benchCmd) target(ctx context.Context, t *terminal) (api *client, stop f
 		return api, func() error { return nil }, err
 	}
 	opts := benchServer{Mode: c.Mode, Durability: c.Durability, Dir: c.Dir}
-	if c.Mode == "e2e" || c.Mode == "webhook" {
+	if c.Mode == "e2e" || c.Mode == "trivial" || c.Mode == "webhook" {
 		opts.Workers = max(c.Concurrency, 64)
 	}
 	server, stop, err := startBenchServer(ctx, opts)
@@ -233,7 +233,15 @@ func (b *bench) prepare(ctx context.Context) (operation, func(), error) {
 			return err
 		}, nothing, nil
 	case "e2e":
-		return b.endToEnd, nothing, nil
+		return func(ctx context.Context, _ int) error {
+			n := b.n.Add(1)
+			return b.endToEnd(ctx, b.key(n), n)
+		}, nothing, nil
+	case "trivial":
+		if err := b.endToEnd(ctx, b.key(0), 0); err != nil {
+			return nil, nothing, err
+		}
+		return func(ctx context.Context, _ int) error { return b.endToEnd(ctx, b.key(b.n.Add(1)), 0) }, nothing, nil
 	case "gateway", "middleware":
 		return b.protectedCalls(), nothing, nil
 	case "noop":
@@ -267,28 +275,31 @@ func (b *bench) submit(ctx context.Context, key string, body []byte) (*response,
 	})
 }
 
-func (b *bench) endToEnd(ctx context.Context, _ int) error {
-	n := b.n.Add(1)
-	r, err := b.submit(ctx, b.key(n), b.goal(n, ""))
+// endToEnd submits a goal and follows its events to the end. n is the number of
+// the entity that the goal is about.
+func (b *bench) endToEnd(ctx context.Context, key string, n int64) error {
+	r, err := b.submit(ctx, key, b.goal(n, ""))
 	if err != nil {
 		return err
 	}
-	var task goal.Task
+	var task struct {
+		ID string `json:"id"`
+	}
 	if err := r.decode(&task); err != nil {
 		return err
 	}
-	for etag := ""; !task.Status.Terminal(); {
-		// Without an ETag the server would hold a state that it has just left.
-		next, tag, err := hold(ctx, b.api, task.ID, etag)
-		if err != nil {
-			return err
-		}
-		if tag != etag {
-			task, etag = next, tag
-		}
-	}
-	if task.Status != goal.Succeeded {
-		return fmt.Errorf("the task ended %s", task.Reason)
+	var end *goal.Ended
+	_, err = stream(ctx, b.api, task.ID, 0, func(e goal.Event) error {
+		end = e.Ended
+		return nil
+	})
+	switch {
+	case err != nil:
+		return err
+	case end == nil:
+		return errors.New("the events broke off")
+	case end.Status != goal.Succeeded:
+		return fmt.Errorf("the task ended %s", end.Reason)
 	}
 	return nil
 }

@@ -25,12 +25,6 @@ type crashingStore struct {
 	crash func(point string)
 }
 
-// Find implements ingest.Finder.
-func (s crashingStore) Find(ctx context.Context, tenant, task string) (goal.Accepted, error) {
-	s.crash(crashParsed)
-	return s.submitStore.Find(ctx, tenant, task)
-}
-
 // Submit implements ingest.Queue.
 func (s crashingStore) Submit(ctx context.Context, sub goal.Submission) (goal.Accepted, bool, error) {
 	s.crash(crashChecked)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/goalkeeper-dev/goalkeeper/ingest"
 	"github.com/goalkeeper-dev/goalkeeper/kv"
+	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 	"github.com/goalkeeper-dev/goalkeeper/notifier"
 	"github.com/goalkeeper-dev/goalkeeper/worker"
 )
@@ -205,11 +206,16 @@ func (s *service) openIngest(ctx context.Context) error {
 		intake = tracedIntake{s.store, s.tracer}
 	}
 	var store ingest.Store = submitStore{s.store, s.times}
+	preflight := s.envs.preflight
 	if crash := crashHook(); crash != nil {
 		store, intake = crashingStore{submitStore{s.store, s.times}, crash}, crashingIntake{intake, crash}
+		preflight = func(ctx context.Context, p ingest.Principal, g goal.Goal, dry bool) (ingest.Report, error) {
+			crash(crashParsed)
+			return s.envs.preflight(ctx, p, g, dry)
+		}
 	}
 	s.ingest, err = ingest.New(ingest.Config{
-		Store: store, Auth: auth, Preflight: s.envs.preflight, CheckWebhook: guard.CheckURL,
+		Store: store, Auth: auth, Preflight: preflight, CheckWebhook: guard.CheckURL,
 		Tenants: s.cfg.tenantNames(), Tail: s.store, Catalog: s.envs, Intake: intake, Deliveries: deliveries{s.store},
 		Ready: s.ready, Limits: s.cfg.limits(), CORSOrigins: s.cfg.CORS,
 		Metrics: promhttp.HandlerFor(s.reg, promhttp.HandlerOpts{}), Registerer: s.reg, Log: s.log, Pages: pages,

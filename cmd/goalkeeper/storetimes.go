@@ -59,14 +59,6 @@ func (s submitStore) Load(ctx context.Context, tenant, task string) (goal.Snapsh
 	return snap, err
 }
 
-// Find implements ingest.Finder.
-func (s submitStore) Find(ctx context.Context, tenant, task string) (goal.Accepted, error) {
-	start := time.Now()
-	acc, err := s.Store.Find(ctx, tenant, task)
-	s.times.observe("find", start, err)
-	return acc, err
-}
-
 // taskStore is the store as a worker needs it, measured.
 type taskStore struct {
 	worker.Store

@@ -160,6 +160,7 @@ func stream(ctx context.Context, api *client, id string, after int, each func(go
 	})
 	switch {
 	case errors.Is(err, errOver):
+		_, _ = res.Body.Read(make([]byte, 1)) // the stream's end: the connection can be used again
 		return true, nil
 	case err != nil && !errors.Is(err, errStop):
 		return false, api.transportError(ctx, err)
