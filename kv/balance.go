@@ -2,7 +2,6 @@ package kv
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -149,7 +148,7 @@ func (b *Balances) load(ctx context.Context, subject string) (balanceRecord, uin
 		return balanceRecord{}, 0, err
 	}
 	var r balanceRecord
-	if err := json.Unmarshal(stored.Data, &r); err != nil {
+	if err := goal.Unmarshal(stored.Data, &r); err != nil {
 		return balanceRecord{}, 0, fmt.Errorf("decode balance %s: %w", subject, err)
 	}
 	return r, stored.Seq, nil

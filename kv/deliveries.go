@@ -2,7 +2,6 @@ package kv
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -151,7 +150,7 @@ func (s *Store) Delivery(ctx context.Context, tenant, id string) (goal.Delivery,
 
 func decodeDelivery(r Record) (goal.Delivery, error) {
 	var d goal.Delivery
-	if err := json.Unmarshal(r.Data, &d); err != nil {
+	if err := goal.Unmarshal(r.Data, &d); err != nil {
 		return d, fmt.Errorf("decode %s: %w", r.Subject, err)
 	}
 	if d.Version != goal.DeliveryVersion {
@@ -455,7 +454,7 @@ func (f *TurnFeed) unreadable(ctx context.Context, m jetstream.Msg, err error) {
 // nothing.
 func openEnded(m jetstream.Msg) (due goal.Due, wanted bool, err error) {
 	var b goal.Batch
-	if err := json.Unmarshal(m.Data(), &b); err != nil {
+	if err := goal.Unmarshal(m.Data(), &b); err != nil {
 		return due, false, fmt.Errorf("decode terminal batch: %w", err)
 	}
 	if b.Version != goal.BatchVersion {
@@ -479,7 +478,7 @@ func openEnded(m jetstream.Msg) (due goal.Due, wanted bool, err error) {
 // openTurn decodes a turn that fell due.
 func openTurn(m jetstream.Msg) (due goal.Due, wanted bool, err error) {
 	due = held(m)
-	if err := json.Unmarshal(m.Data(), &due.Turn); err != nil {
+	if err := goal.Unmarshal(m.Data(), &due.Turn); err != nil {
 		return due, false, fmt.Errorf("decode turn: %w", err)
 	}
 	if due.Version != goal.TurnVersion {

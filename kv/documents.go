@@ -156,7 +156,7 @@ func (d *Documents) load(ctx context.Context, subject string) (documentRecord, u
 
 func decodeDocument(r Record) (documentRecord, error) {
 	var doc documentRecord
-	if err := json.Unmarshal(r.Data, &doc); err != nil {
+	if err := goal.Unmarshal(r.Data, &doc); err != nil {
 		return documentRecord{}, fmt.Errorf("decode document %s: %w", r.Subject, err)
 	}
 	return doc, nil

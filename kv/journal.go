@@ -2,7 +2,6 @@ package kv
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -84,7 +83,7 @@ func ofGoal(r Record, acc goal.Accepted) bool {
 
 func decodeBatch(r Record) (goal.Batch, error) {
 	var b goal.Batch
-	if err := json.Unmarshal(r.Data, &b); err != nil {
+	if err := goal.Unmarshal(r.Data, &b); err != nil {
 		return goal.Batch{}, fmt.Errorf("decode %s: %w", r.Subject, err)
 	}
 	if b.Version != goal.BatchVersion {

@@ -2,7 +2,6 @@ package kv
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -187,7 +186,7 @@ func (s *Store) result(ctx context.Context, acc goal.Accepted) (goal.Result, Rec
 
 func decodeResult(r Record) (goal.Result, error) {
 	var result goal.Result
-	if err := json.Unmarshal(r.Data, &result); err != nil {
+	if err := goal.Unmarshal(r.Data, &result); err != nil {
 		return goal.Result{}, fmt.Errorf("decode result: %w", err)
 	}
 	if result.Version != goal.ResultVersion {

@@ -2,7 +2,6 @@ package kv
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -66,7 +65,7 @@ func (s *Store) holder(ctx context.Context, subject string) (*goal.LockedError, 
 		return nil, err
 	}
 	var have lease
-	if err := json.Unmarshal(r.Data, &have); err != nil {
+	if err := goal.Unmarshal(r.Data, &have); err != nil {
 		return nil, fmt.Errorf("decode lock: %w", err)
 	}
 	ttl := time.Duration(have.TTL)

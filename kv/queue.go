@@ -2,7 +2,6 @@ package kv
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -188,7 +187,7 @@ var errVersion = errors.New("record of an unknown version")
 // accepted decodes a queue entry.
 func (s *Store) accepted(r Record) (goal.Accepted, error) {
 	var sub goal.Submission
-	if err := json.Unmarshal(r.Data, &sub); err != nil {
+	if err := goal.Unmarshal(r.Data, &sub); err != nil {
 		return goal.Accepted{}, fmt.Errorf("decode %s: %w", r.Subject, err)
 	}
 	if sub.Version != goal.SubmissionVersion {

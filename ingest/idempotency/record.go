@@ -3,7 +3,6 @@ package idempotency
 import (
 	"bytes"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -95,7 +94,7 @@ func (r *Record) encode() ([]byte, error) {
 func decodeRecord(data []byte) (*Record, error) {
 	line, body, _ := bytes.Cut(data, []byte{'\n'})
 	var r Record
-	if err := json.Unmarshal(line, &r); err != nil {
+	if err := goal.Unmarshal(line, &r); err != nil {
 		return nil, fmt.Errorf("%w: %w", errRecord, err)
 	}
 	if r.Version != recordVersion || r.State == "" || (r.State == Completed) != (r.Answer != nil) {
