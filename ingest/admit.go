@@ -41,10 +41,13 @@ func (s *Server) admit(ctx context.Context, q request) (outcome, error) {
 		Version: goal.SubmissionVersion, TaskID: goal.TaskID(q.who.Tenant, q.key), Tenant: q.who.Tenant, Key: q.key,
 		Fingerprint: fingerprint, Roles: q.who.Roles, Via: q.via, Traceparent: q.traceparent, Goal: g,
 	}
+	if snap, ok := s.finished.get(sub.Tenant, sub.TaskID); ok {
+		return replay(snap, sub)
+	}
 	if s.lists.has(sub.Tenant, sub.TaskID) {
 		snap, err := s.load(ctx, sub.Tenant, sub.TaskID)
 		if !errors.Is(err, goal.ErrNotFound) {
-			return replayed(snap, sub, err)
+			return s.replayed(snap, sub, err)
 		}
 	}
 	if err := s.preflight(ctx, q.who, g); err != nil {
@@ -61,7 +64,7 @@ func (s *Server) lookAgain(ctx context.Context, sub goal.Submission, refusal err
 	if errors.Is(err, goal.ErrNotFound) {
 		return outcome{}, refusal
 	}
-	return replayed(snap, sub, err)
+	return s.replayed(snap, sub, err)
 }
 
 // submit stores the submission, or meets the one that was first.
@@ -78,17 +81,24 @@ func (s *Server) submit(ctx context.Context, sub goal.Submission) (outcome, erro
 			// The goal's retention ended between two reads.
 			snap, err = goal.Snapshot{Accepted: acc}, nil
 		}
-		return replayed(snap, sub, err)
+		return s.replayed(snap, sub, err)
 	}
 	s.lists.accept(acc)
 	return outcome{snapshot: goal.Snapshot{Accepted: acc}}, nil
 }
 
-// replayed answers a submission whose task exists.
-func replayed(snap goal.Snapshot, sub goal.Submission, err error) (outcome, error) {
+// replayed answers a submission whose task was looked for, and remembers it if it
+// has ended.
+func (s *Server) replayed(snap goal.Snapshot, sub goal.Submission, err error) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
+	s.finished.put(snap)
+	return replay(snap, sub)
+}
+
+// replay answers a submission whose task exists.
+func replay(snap goal.Snapshot, sub goal.Submission) (outcome, error) {
 	if snap.Submission.Fingerprint != sub.Fingerprint {
 		return outcome{}, goal.NewProblem(goal.KeyReused, "The key was first used with another payload; the first task is unchanged.")
 	}

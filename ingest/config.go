@@ -24,6 +24,8 @@ type Queue interface {
 	// Load reads all that is known about a task, also what was written an
 	// instant ago; the goal is durable. goal.ErrNotFound.
 	Load(ctx context.Context, tenant, task string) (goal.Snapshot, error)
+	// Trace reads the events of the goal with that sequence, as Load has them.
+	Trace(ctx context.Context, tenant, task string, seq uint64) ([]goal.Event, error)
 }
 
 // Ender ends tasks that no worker works on. The methods may be called

@@ -81,6 +81,11 @@ func (f *fakeStore) Load(ctx context.Context, tenant, task string) (goal.Snapsho
 	return out, nil
 }
 
+func (f *fakeStore) Trace(ctx context.Context, tenant, task string, _ uint64) ([]goal.Event, error) {
+	snap, err := f.Load(ctx, tenant, task)
+	return snap.Events, err
+}
+
 func (f *fakeStore) RequestCancel(ctx context.Context, acc goal.Accepted) error {
 	if err := f.begin(ctx, "cancel"); err != nil {
 		return err

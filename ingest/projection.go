@@ -70,6 +70,21 @@ func newProjection(tenants []string, size int) *projection {
 // has reports whether the task is listed. One that is not may exist all the same.
 func (p *projection) has(tenant, task string) bool { return p.knows(tenant, task, 0) }
 
+// sequence is that of a listed goal that is still retained.
+func (p *projection) sequence(tenant, task string, now time.Time) (seq uint64, ok bool) {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	l := p.tenants[tenant]
+	if l == nil {
+		return 0, false
+	}
+	r := l.rows[task]
+	if r == nil || !now.Before(r.ExpiresAt) {
+		return 0, false
+	}
+	return r.seq, true
+}
+
 // knows reports whether that submission of the task is listed, or a later one.
 func (p *projection) knows(tenant, task string, seq uint64) bool {
 	p.mu.RLock()

@@ -13,14 +13,15 @@ import (
 // Server is the HTTP API and the direct way in. Its methods may be called
 // concurrently.
 type Server struct {
-	cfg     Config
-	mux     chi.Routes
-	handler http.Handler
-	limits  *limits
-	metrics *metrics
-	hub     *hub
-	lists   *projection
-	slots   chan struct{} // one per submission that is worked on
+	cfg      Config
+	mux      chi.Routes
+	handler  http.Handler
+	limits   *limits
+	metrics  *metrics
+	hub      *hub
+	lists    *projection
+	finished finished
+	slots    chan struct{} // one per submission that is worked on
 
 	draining  atomic.Bool
 	drained   chan struct{} // closed when streams and waits must end

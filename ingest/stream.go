@@ -26,11 +26,11 @@ func (s *Server) getEvents(w http.ResponseWriter, r *http.Request, who Principal
 		return err
 	}
 	defer s.hub.forget(watcher)
-	snap, err := s.load(r.Context(), who.Tenant, id)
+	events, err := s.trace(r.Context(), who.Tenant, id)
 	if err != nil {
 		return err
 	}
-	if ended(snap, after) {
+	if ended(events, after) {
 		w.WriteHeader(http.StatusNoContent) // tells an EventSource not to come back
 		return nil
 	}
@@ -41,8 +41,20 @@ func (s *Server) getEvents(w http.ResponseWriter, r *http.Request, who Principal
 	w.WriteHeader(http.StatusOK)
 	st := stream{s: s, w: w, rc: http.NewResponseController(w), tenant: who.Tenant, id: id, last: after}
 	// Only now may errors no longer become a problem: the answer has begun.
-	st.run(r.Context(), watcher, snap, after == 0)
+	st.run(r.Context(), watcher, events, after == 0)
 	return nil
+}
+
+// trace is the task's events. The goal itself is not read where it is listed.
+func (s *Server) trace(ctx context.Context, tenant, id string) ([]goal.Event, error) {
+	seq, ok := s.lists.sequence(tenant, id, time.Now())
+	if !ok {
+		snap, err := s.load(ctx, tenant, id)
+		return snap.Events, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.cfg.StoreTimeout)
+	defer cancel()
+	return s.cfg.Store.Trace(ctx, tenant, id, seq)
 }
 
 // lastEventID is where the caller goes on: its Last-Event-ID header, or ?after.
@@ -58,8 +70,8 @@ func lastEventID(r *http.Request) (int, error) {
 }
 
 // ended reports whether the caller has seen the task's terminal event.
-func ended(snap goal.Snapshot, after int) bool {
-	for _, e := range snap.Events {
+func ended(events []goal.Event, after int) bool {
+	for _, e := range events {
 		if e.Type == goal.TaskEnded && e.N <= after {
 			return true
 		}
@@ -79,8 +91,8 @@ type stream struct {
 
 // run sends until the terminal event, the caller's end, the server's drain, or
 // until the caller lags too far behind.
-func (st *stream) run(ctx context.Context, watcher *watcher, snap goal.Snapshot, notes bool) {
-	if st.catchUp(snap, notes) || st.s.cfg.Tail == nil {
+func (st *stream) run(ctx context.Context, watcher *watcher, events []goal.Event, notes bool) {
+	if st.catchUp(events, notes) || st.s.cfg.Tail == nil {
 		return
 	}
 	beat := time.NewTicker(st.s.cfg.Heartbeat)
@@ -105,19 +117,19 @@ func (st *stream) run(ctx context.Context, watcher *watcher, snap goal.Snapshot,
 
 // catchUp sends what the journal holds beyond last. Notes have no number to
 // resume from; they are sent to callers that begin at the start.
-func (st *stream) catchUp(snap goal.Snapshot, notes bool) (done bool) {
-	return st.emit(framesOf(snap.Events), notes)
+func (st *stream) catchUp(events []goal.Event, notes bool) (done bool) {
+	return st.emit(framesOf(events), notes)
 }
 
 // live sends what the tail brought. A gap means that the tail began later than
 // the journal was read, or was cut off: the journal fills it.
 func (st *stream) live(ctx context.Context, frames []frame) (done bool) {
 	if gap(st.last, frames) {
-		snap, err := st.s.load(ctx, st.tenant, st.id)
+		events, err := st.s.trace(ctx, st.tenant, st.id)
 		if err != nil {
 			return true // the caller comes back with the number it has
 		}
-		if st.catchUp(snap, false) {
+		if st.catchUp(events, false) {
 			return true
 		}
 	}

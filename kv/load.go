@@ -25,6 +25,45 @@ func (s *Store) Load(ctx context.Context, tenant, task string) (goal.Snapshot, e
 	return snap, nil
 }
 
+// Trace reads the events of one goal as Load does, and nothing else. seq is the
+// goal's sequence in its tenant's stream; whether it is still retained is not
+// looked at. No events are no error.
+func (s *Store) Trace(ctx context.Context, tenant, task string, seq uint64) ([]goal.Event, error) {
+	if checkTask(tenant, task) != nil {
+		return nil, fmt.Errorf("trace of a task: %w", goal.ErrNotFound)
+	}
+	ctx, cancel := bounded(ctx, callTimeout)
+	defer cancel()
+	acc := goal.Accepted{Submission: goal.Submission{Tenant: tenant, TaskID: task}, Seq: seq}
+	read, err := s.round(ctx,
+		batchQuestion(goal.EventsStream, goal.EventsFilter(tenant, task), 1),
+		batchQuestion(goal.EventsStream, goal.NoteSubject(tenant, task), 1),
+	)
+	if err != nil {
+		return nil, fmt.Errorf("trace of %s: %w", task, err)
+	}
+	journal, notes, err := s.trace(ctx, acc, read[0], read[1])
+	if err != nil {
+		return nil, fmt.Errorf("trace of %s: %w", task, err)
+	}
+	return mergeNotes(journal.events, notes), nil
+}
+
+// trace completes the answers about a task's journal and its notes.
+func (s *Store) trace(ctx context.Context, acc goal.Accepted, events, notes answer) (journalRead, []goal.Event, error) {
+	filter := goal.EventsFilter(acc.Submission.Tenant, acc.Submission.TaskID)
+	records, err := s.readRest(ctx, goal.EventsStream, filter, events.records, events.more)
+	if err != nil {
+		return journalRead{}, nil, err
+	}
+	journal, err := journalOf(acc, records)
+	if err != nil {
+		return journalRead{}, nil, err
+	}
+	noted, err := notesOf(acc, notes.records)
+	return journal, noted, err
+}
+
 // load asks for everything at once and then for what does not fit together.
 func (s *Store) load(ctx context.Context, tenant, task string) (goal.Snapshot, error) {
 	goals, results, cancels := goal.GoalsStream(tenant), bucketStream(goal.ResultsBucket), bucketStream(goal.CancelsBucket)
@@ -54,15 +93,7 @@ func (s *Store) load(ctx context.Context, tenant, task string) (goal.Snapshot, e
 	if err != nil {
 		return goal.Snapshot{}, fmt.Errorf("cancel mark: %w", err)
 	}
-	records, err := s.readRest(ctx, goal.EventsStream, goal.EventsFilter(tenant, task), read[3].records, read[3].more)
-	if err != nil {
-		return goal.Snapshot{}, err
-	}
-	journal, err := journalOf(acc, records)
-	if err != nil {
-		return goal.Snapshot{}, err
-	}
-	notes, err := notesOf(acc, read[4].records)
+	journal, notes, err := s.trace(ctx, acc, read[3], read[4])
 	if err != nil {
 		return goal.Snapshot{}, err
 	}

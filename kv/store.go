@@ -191,7 +191,7 @@ func VersionOK(version string) error {
 // bounded gives ctx a deadline at most d away when it has none.
 func bounded(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
-		return context.WithCancel(ctx)
+		return ctx, func() {}
 	}
 	return context.WithTimeout(ctx, d)
 }

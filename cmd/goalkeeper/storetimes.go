@@ -59,6 +59,14 @@ func (s submitStore) Load(ctx context.Context, tenant, task string) (goal.Snapsh
 	return snap, err
 }
 
+// Trace implements ingest.Queue.
+func (s submitStore) Trace(ctx context.Context, tenant, task string, seq uint64) ([]goal.Event, error) {
+	start := time.Now()
+	events, err := s.Store.Trace(ctx, tenant, task, seq)
+	s.times.observe("trace", start, err)
+	return events, err
+}
+
 // taskStore is the store as a worker needs it, measured.
 type taskStore struct {
 	worker.Store
