@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -21,7 +22,7 @@ import (
 
 // benchCmd generates load.
 type benchCmd struct {
-	Mode        string        `arg:"" enum:"submit,replay,e2e,trivial,gateway,middleware,webhook,noop" help:"What to measure: submit, replay, e2e, trivial, gateway, middleware, webhook or noop."`
+	Mode        string        `arg:"" enum:"submit,replay,list,e2e,trivial,gateway,middleware,webhook,noop" help:"What to measure: submit, replay, list, e2e, trivial, gateway, middleware, webhook or noop."`
 	Concurrency int           `short:"c" default:"16" help:"Requests in flight."`
 	Duration    time.Duration `short:"d" default:"10s" help:"How long to measure."`
 	Operations  int64         `short:"n" placeholder:"N" help:"End after so many operations, if that is sooner."`
@@ -30,16 +31,22 @@ type benchCmd struct {
 	Durability  string        `enum:"group,always" default:"group" help:"Of the server in this process: group or always."`
 	Path        string        `default:"/bench" help:"gateway: the path that is called."`
 	Repeat      int           `default:"1" help:"gateway, middleware: how often each key is sent; from the second time on it is a replay."`
+	Finished    int           `placeholder:"N" help:"Fill the store with so many finished tasks before, and start the server on it anew."`
+	Queued      int           `placeholder:"N" help:"And with so many goals that wait."`
+	Workers     int           `default:"-1" placeholder:"N" help:"Goals that the server in this process works on at a time. Default: none for submit, as many as are in flight for the others."`
 	Ratio       bool          `help:"Measure noop and the disk as well, before and after, and compare."`
 	Profile     string        `type:"existingdir" placeholder:"DIR" help:"Write the profiles cpu.pprof and allocs.pprof of this process to the folder."`
 	Dir         string        `type:"existingdir" placeholder:"DIR" help:"Where the server in this process keeps its store while it runs. Default: the system's temporary folder, which may be in memory."`
 	Receiver    string        `default:"127.0.0.1:0" placeholder:"HOST:PORT" help:"webhook: where to receive; the server must allow and reach it."`
 	remoteFlags
+
+	fill *benchFill
 }
 
 // Help says what the modes do.
 func (*benchCmd) Help() string {
-	return `submit: goals are accepted, one key each. replay: one goal is submitted again and again. e2e: from submission
+	return `submit: goals are accepted, one key each. replay: one goal, which has ended, is submitted again and
+again; with --workers 0 it still waits. list: the newest tasks. e2e: from submission
 to the reached target, by one call of a built-in tool. trivial: the same, where the target holds already. gateway: protected calls through a gateway (--server is the gateway). middleware: the same before a
 handler in the server itself. webhook: from submission to the webhook's receipt by this process, which the server must
 be able to reach. noop: a handler that does nothing, behind the same router, to compare with.
@@ -60,6 +67,8 @@ type benchResult struct {
 	PerSecond   float64            `json:"per_second"`
 	Latency     map[string]float64 `json:"latency_ms"`
 
+	Fill *benchFill `json:"store,omitempty"` // of --finished and --queued
+
 	// Of --ratio.
 	Noop  float64 `json:"noop_per_second,omitempty"`
 	Ratio float64 `json:"ratio,omitempty"`
@@ -72,11 +81,14 @@ type operation func(ctx context.Context, worker int) error
 
 // Run measures.
 func (c *benchCmd) Run(ctx context.Context, t *terminal) (err error) {
-	if c.Concurrency < 1 || c.Duration <= 0 || c.Repeat < 1 || c.Rate < 0 {
-		return usageError("--concurrency and --repeat must be at least 1, --duration above 0")
+	if c.Concurrency < 1 || c.Duration <= 0 || c.Repeat < 1 || c.Rate < 0 || c.Finished < 0 || c.Queued < 0 {
+		return usageError("--concurrency and --repeat must be at least 1, --duration above 0, no number below 0")
 	}
-	if c.Ratio && (c.Server != "" || c.Context != "") {
-		return usageError("--ratio compares servers in this process: leave out --server and --context")
+	if (c.Ratio || c.Finished+c.Queued > 0) && (c.Server != "" || c.Context != "") {
+		return usageError("--ratio, --finished and --queued are for a server in this process: leave out --server and --context")
+	}
+	if c.Finished > 0 || c.Queued > 0 {
+		c.fill = &benchFill{Finished: c.Finished, Queued: c.Queued}
 	}
 	var noop [2]float64
 	if c.Ratio {
@@ -88,6 +100,7 @@ func (c *benchCmd) Run(ctx context.Context, t *terminal) (err error) {
 	if err != nil {
 		return err
 	}
+	r.Fill = c.fill
 	if c.Ratio {
 		if noop[1], err = c.yardstick(ctx, t); err != nil {
 			return err
@@ -104,7 +117,7 @@ func (c *benchCmd) Run(ctx context.Context, t *terminal) (err error) {
 // yardstick is the rate of the handler that does nothing.
 func (c *benchCmd) yardstick(ctx context.Context, t *terminal) (float64, error) {
 	noop := *c
-	noop.Mode, noop.Rate, noop.Operations, noop.Profile = "noop", 0, 0, ""
+	noop.Mode, noop.Rate, noop.Operations, noop.Profile, noop.fill = "noop", 0, 0, "", nil
 	r, err := noop.measure(ctx, t)
 	return r.PerSecond, err
 }
@@ -145,8 +158,12 @@ func (c *benchCmd) target(ctx context.Context, t *terminal) (api *client, stop f
 		api, err = c.dial(t)
 		return api, func() error { return nil }, err
 	}
-	opts := benchServer{Mode: c.Mode, Durability: c.Durability, Dir: c.Dir}
-	if c.Mode == "e2e" || c.Mode == "trivial" || c.Mode == "webhook" {
+	opts := benchServer{Mode: c.Mode, Durability: c.Durability, Dir: c.Dir, Fill: c.fill, Progress: t.notef, Workers: c.Workers}
+	switch {
+	case c.Workers >= 0:
+	case c.Mode == "submit", c.Mode == "list":
+		opts.Workers = 0
+	default:
 		opts.Workers = max(c.Concurrency, 64)
 	}
 	server, stop, err := startBenchServer(ctx, opts)
@@ -220,9 +237,18 @@ func (b *bench) prepare(ctx context.Context) (operation, func(), error) {
 			_, err := b.submit(ctx, b.key(n), b.goal(n, ""))
 			return err
 		}, nothing, nil
+	case "list":
+		return func(ctx context.Context, _ int) error {
+			_, err := b.api.once(ctx, request{method: http.MethodGet, path: "/v1/tasks"})
+			return err
+		}, nothing, nil
 	case "replay":
 		body := b.goal(0, "")
-		if _, err := b.submit(ctx, b.key(0), body); err != nil {
+		first := func() error { return b.endToEnd(ctx, b.key(0), 0) }
+		if b.cmd.Workers == 0 {
+			first = func() error { _, err := b.submit(ctx, b.key(0), body); return err }
+		}
+		if err := first(); err != nil {
 			return nil, nothing, err
 		}
 		return func(ctx context.Context, _ int) error {
@@ -288,17 +314,19 @@ func (b *bench) endToEnd(ctx context.Context, key string, n int64) error {
 	if err := r.decode(&task); err != nil {
 		return err
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, receiptTime, fmt.Errorf("no end after %s", receiptTime))
+	defer cancel()
 	var end *goal.Ended
-	_, err = stream(ctx, b.api, task.ID, 0, func(e goal.Event) error {
-		end = e.Ended
-		return nil
-	})
-	switch {
-	case err != nil:
-		return err
-	case end == nil:
-		return errors.New("the events broke off")
-	case end.Status != goal.Succeeded:
+	for last := 0; end == nil; {
+		over, err := stream(ctx, b.api, task.ID, last, func(e goal.Event) error {
+			last, end = max(last, e.N), e.Ended
+			return nil
+		})
+		if err != nil || over && end == nil {
+			return cmp.Or(context.Cause(ctx), err, errors.New("the events have no end"))
+		}
+	}
+	if end.Status != goal.Succeeded {
 		return fmt.Errorf("the task ended %s", end.Reason)
 	}
 	return nil
@@ -327,7 +355,8 @@ func (b *bench) protectedCall(ctx context.Context, n int64) error {
 	return err
 }
 
-// receiptTime is how long a webhook may take before it counts as an error.
+// receiptTime is how long a goal's end or its webhook may take before it counts
+// as an error.
 const receiptTime = 30 * time.Second
 
 // webhooks receives in this process what the server sends.
@@ -455,6 +484,15 @@ func printBench(t *terminal, r benchResult) error {
 		}
 		for _, q := range []string{"mean", "p50", "p90", "p99", "p99.9", "max"} {
 			rows = append(rows, []string{q, strconv.FormatFloat(r.Latency[q], 'f', 3, 64) + " ms"})
+		}
+		if f := r.Fill; f != nil {
+			rows = append(rows,
+				[]string{"finished tasks", strconv.Itoa(f.Finished)},
+				[]string{"queued goals", strconv.Itoa(f.Queued)},
+				[]string{"restart", strconv.FormatFloat(f.Restart, 'f', 3, 64) + " s"},
+				[]string{"live heap", strconv.FormatUint(f.Heap>>20, 10) + " MiB"},
+				[]string{"heap per task", strconv.FormatFloat(f.HeapOfTask, 'f', 0, 64) + " B"},
+				[]string{"store", strconv.FormatInt(f.Disk>>20, 10) + " MiB"})
 		}
 		if r.Noop > 0 {
 			rows = append(rows,

@@ -23,6 +23,8 @@ type benchServer struct {
 	Workers    int    // goals worked on at a time; 0: none is, goals stay queued
 	Durability string // group or always
 	Dir        string // of the temporary store; empty: the system's
+	Fill       *benchFill
+	Progress   func(format string, args ...any)
 }
 
 // runner is a part of the service that was opened.
@@ -39,9 +41,20 @@ func startBenchServer(ctx context.Context, o benchServer) (url string, stop func
 	if err != nil {
 		return "", nil, fmt.Errorf("temporary folder: %w", err)
 	}
+	if err := o.fill(ctx, dir); err != nil {
+		return "", nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	opened := time.Now()
 	r, endBackend, err := openBenchServer(ctx, o, dir)
 	if err != nil {
 		return "", nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	if o.Fill.wanted() {
+		err = o.Fill.measure(dir, time.Since(opened))
+	}
+	if err != nil {
+		r.close()
+		return "", nil, errors.Join(err, endBackend(), os.RemoveAll(dir))
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	ended := make(chan error, 1)
@@ -52,6 +65,26 @@ func startBenchServer(ctx context.Context, o benchServer) (url string, stop func
 		r.close() // and with it the gateway's connections to the backend
 		return errors.Join(err, endBackend(), os.RemoveAll(dir))
 	}, nil
+}
+
+// fill fills the store in dir, with a server of its own.
+func (o benchServer) fill(ctx context.Context, dir string) error {
+	if !o.Fill.wanted() {
+		return nil
+	}
+	filler := o
+	filler.Mode, filler.Workers = "submit", 0
+	r, _, err := openBenchServer(ctx, filler, dir)
+	if err != nil {
+		return err
+	}
+	defer r.close()
+	s, ok := r.(*service)
+	if !ok {
+		return errors.New("only a server with a store can be filled")
+	}
+	o.Fill.empty = liveHeap()
+	return o.Fill.fill(ctx, s.store, o.Progress)
 }
 
 func openBenchServer(ctx context.Context, o benchServer, dir string) (runner, func() error, error) {
