@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -196,5 +197,11 @@ func bounded(ctx context.Context, d time.Duration) (context.Context, context.Can
 	return context.WithTimeout(ctx, d)
 }
 
+// Nonces are made of a random name of this process and a number.
+var (
+	nonceOfProcess = rand.Text() + "-"
+	nonces         atomic.Uint64
+)
+
 // newNonce names one logical write, over all its repetitions.
-func newNonce() string { return rand.Text() }
+func newNonce() string { return nonceOfProcess + strconv.FormatUint(nonces.Add(1), 36) }
