@@ -7,9 +7,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -27,14 +24,6 @@ import (
 // could not fail.
 func TestPowerCut(t *testing.T) {
 	kvtest.Heavy(t)
-	if os.Getuid() != 0 {
-		t.Skip("mounting a file system needs root")
-	}
-	for _, tool := range []string{"mkfs.ext4", "mount", "umount", "losetup", "cp"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			t.Skipf("%s is not installed", tool)
-		}
-	}
 	t.Run("barrier", func(t *testing.T) {
 		for range 3 {
 			answered, lost := powerCut(t, "group")
@@ -60,16 +49,14 @@ func TestPowerCut(t *testing.T) {
 // and what of that is gone.
 func powerCut(t *testing.T, barrier string) (answered, lost int) {
 	t.Helper()
-	dir := t.TempDir()
-	image, mounted := filepath.Join(dir, "image"), filepath.Join(dir, "mnt")
-	makeImage(t, image)
-	unmount := mount(t, image, mounted)
-	tasks := writeUntilCut(t, mounted, barrier, func() { copyImage(t, image, image+".cut") })
-	unmount()
+	image := kvtest.NewImage(t)
+	var after *kvtest.Image
+	tasks := writeUntilCut(t, image.Dir(), barrier, func() { after = image.Cut(t) })
+	image.Remove(t)
 
-	cut := filepath.Join(dir, "cut")
-	defer mount(t, image+".cut", cut)()
-	c := kvtest.Server(t, kvtest.Options{Dir: cut})
+	after.Mount(t)
+	defer after.Remove(t)
+	c := kvtest.Server(t, kvtest.Options{Dir: after.Dir()})
 	s := c.Store(t)
 	for task, writes := range tasks {
 		answered += writes
@@ -194,71 +181,4 @@ func writeTask(t *testing.T, s *kv.Store, report *os.File, task string) error {
 	}
 	_, err = report.WriteString(task + "\n")
 	return err
-}
-
-func makeImage(t *testing.T, image string) {
-	t.Helper()
-	f, err := os.Create(image)
-	must(t, "create image", err, nil)
-	must(t, "size image", f.Truncate(1<<30), nil)
-	must(t, "close image", f.Close(), nil)
-	command(t, "mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0", image)
-}
-
-// mount mounts the image and returns what unmounts it, at the end of the test
-// at the latest.
-func mount(t *testing.T, image, dir string) func() {
-	t.Helper()
-	must(t, "make mount point", os.MkdirAll(dir, 0o700), nil)
-	if out, err := exec.CommandContext(t.Context(), "mount", "-o", "loop", image, dir).CombinedOutput(); err != nil {
-		t.Skipf("loop mounts do not work here: %v: %s", err, out)
-	}
-	unmount := sync.OnceFunc(func() {
-		if out, err := exec.Command("umount", dir).CombinedOutput(); err != nil { //nolint:noctx // also after the test's context has ended
-			t.Errorf("umount: %v: %s", err, out)
-		}
-	})
-	t.Cleanup(unmount)
-	return unmount
-}
-
-// copyImage copies the image as it is at one moment: again when the kernel
-// wrote to it meanwhile by itself.
-func copyImage(t *testing.T, image, to string) {
-	t.Helper()
-	loop := strings.TrimSpace(command(t, "losetup", "-j", image, "-O", "NAME", "-n"))
-	for before := quiet(t, loop); ; {
-		command(t, "cp", "--sparse=always", image, to)
-		after := quiet(t, loop)
-		if after == before {
-			return
-		}
-		before = after
-	}
-}
-
-// quiet waits until the loop device has nothing in flight and returns how many
-// writes it has done.
-func quiet(t *testing.T, loop string) int {
-	t.Helper()
-	for {
-		raw, err := os.ReadFile("/sys/block/" + filepath.Base(loop) + "/stat")
-		must(t, "loop device", err, nil)
-		f := strings.Fields(string(raw)) // Documentation/block/stat.rst: 4 is write I/Os, 8 is in flight
-		writes, err := strconv.Atoi(f[4])
-		must(t, "loop device", err, nil)
-		if f[8] == "0" {
-			return writes
-		}
-		time.Sleep(time.Millisecond)
-	}
-}
-
-func command(t *testing.T, name string, args ...string) string {
-	t.Helper()
-	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %v: %v: %s", name, args, err, out)
-	}
-	return string(out)
 }
