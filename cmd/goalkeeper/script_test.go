@@ -20,7 +20,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(leakChecked{m}, map[string]func(){"goalkeeper": main, "nats-node": natsNode})
+	testscript.Main(leakChecked{m}, map[string]func(){"goalkeeper": main, "goalkeeper-unsynced": unsynced, "nats-node": natsNode})
 }
 
 // leakChecked runs the tests and then looks for goroutines that they left.

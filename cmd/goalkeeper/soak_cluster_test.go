@@ -172,12 +172,7 @@ func (c *soakCluster) roll(ctx context.Context) error {
 func TestSoakCluster(t *testing.T) {
 	t.Parallel()
 	kvtest.Heavy(t)
-	seed := rand.Uint64() //nolint:gosec // any
-	if v := os.Getenv("GOALKEEPER_SEED"); v != "" {
-		if _, err := fmt.Sscan(v, &seed); err != nil {
-			t.Fatal(err)
-		}
-	}
+	seed := soakSeed(t)
 	w := newSoakWorld(t)
 	c, urls := newSoakCluster(t, w, seed)
 	rate := 20

@@ -17,19 +17,24 @@ import (
 // the tool backend and the webhook receiver. Nothing in it comes from
 // Goalkeeper's own memory of what it did, but the traces.
 type history struct {
-	mu      sync.Mutex // guards all members
-	sent    map[string]sentGoal
-	acked   map[string]time.Time // first 202 or 200, by task
-	states  map[string][]goal.State
-	traces  map[string][]goal.Event // read at the end
-	hooks   map[string][]seenHook
-	effects []effect
-	refused []string // answers that no client should get
+	mu        sync.Mutex // guards all members
+	sent      map[string]sentGoal
+	acked     map[string]time.Time // first 202 or 200, by task
+	cancelled map[string]bool      // whose cancelling was taken
+	states    map[string][]goal.State
+	ends      map[string][]time.Time  // when it ended, as clients and webhooks were told
+	traces    map[string][]goal.Event // read at the end
+	hooks     map[string][]seenHook
+	calls     map[string][]string // keys that arrived at the tool backend
+	effects   []effect
+	refused   []string // answers that no client should get
 }
 
 // sentGoal is a goal that a client wants.
 type sentGoal struct {
+	n       int
 	key     string
+	cancel  bool   // its client changes its mind
 	counter string // empty: the goal is of another kind
 	target  int    // of the counter
 }
@@ -48,8 +53,8 @@ type effect struct {
 
 func newHistory() *history {
 	return &history{
-		sent: map[string]sentGoal{}, acked: map[string]time.Time{}, states: map[string][]goal.State{},
-		traces: map[string][]goal.Event{}, hooks: map[string][]seenHook{},
+		sent: map[string]sentGoal{}, acked: map[string]time.Time{}, cancelled: map[string]bool{}, states: map[string][]goal.State{},
+		ends: map[string][]time.Time{}, traces: map[string][]goal.Event{}, hooks: map[string][]seenHook{}, calls: map[string][]string{},
 	}
 }
 
@@ -58,6 +63,42 @@ func (h *history) note(f func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	f()
+}
+
+// clone is the history by now. It may be added to.
+func (h *history) clone() *history {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return &history{
+		sent: maps.Clone(h.sent), acked: maps.Clone(h.acked), cancelled: maps.Clone(h.cancelled), states: cloneAll(h.states), ends: cloneAll(h.ends),
+		traces: cloneAll(h.traces), hooks: cloneAll(h.hooks), calls: cloneAll(h.calls), effects: slices.Clone(h.effects), refused: slices.Clone(h.refused),
+	}
+}
+
+func cloneAll[V any](m map[string][]V) map[string][]V {
+	out := maps.Clone(m)
+	for k, v := range out {
+		out[k] = slices.Clone(v)
+	}
+	return out
+}
+
+// seen counts what the world saw.
+func (h *history) seen() string {
+	keys := map[string]bool{}
+	for _, calls := range h.calls {
+		for _, k := range calls {
+			keys[k] = true
+		}
+	}
+	return fmt.Sprintf("%d goals taken, %d cancels, %d ends told, %d webhooks, %d calls", len(h.acked), len(h.cancelled), len(h.ends), len(h.hooks), len(keys))
+}
+
+// ended notes the end of a task, if this is one. The caller holds mu.
+func (h *history) ended(t goal.Task) {
+	if t.EndedAt != nil {
+		h.ends[t.ID] = append(h.ends[t.ID], *t.EndedAt)
+	}
 }
 
 // check is every way in which the history breaks the promise: what was
@@ -72,7 +113,7 @@ func (h *history) check() []string {
 			bad = append(bad, task+": never acknowledged")
 			continue
 		}
-		for _, what := range [][]string{h.checkTrace(task), h.checkStates(task), h.checkHooks(task)} {
+		for _, what := range [][]string{h.checkTrace(task), h.checkCalls(task), h.checkStates(task), h.checkHooks(task)} {
 			for _, w := range what {
 				bad = append(bad, task+": "+w)
 			}
@@ -106,6 +147,22 @@ func (h *history) checkTrace(task string) (bad []string) {
 	return bad
 }
 
+// checkCalls wants every call that arrived to be that of a journaled decision.
+func (h *history) checkCalls(task string) (bad []string) {
+	journaled := map[string]bool{}
+	for _, e := range h.traces[task] {
+		if e.Decision != nil {
+			journaled[e.Decision.Key] = true
+		}
+	}
+	for _, key := range h.calls[task] {
+		if !journaled[key] {
+			bad = append(bad, "a call without a decision: "+key)
+		}
+	}
+	return bad
+}
+
 // outcome is how the task ended, by its trace.
 func (h *history) outcome(task string) (goal.Ended, bool) {
 	events := h.traces[task]
@@ -115,7 +172,7 @@ func (h *history) outcome(task string) (goal.Ended, bool) {
 	return *events[len(events)-1].Ended, true
 }
 
-// checkStates wants no state after a terminal one but that one.
+// checkStates wants no state after a terminal one but that one, and one end.
 func (h *history) checkStates(task string) (bad []string) {
 	var end goal.State
 	for _, s := range h.states[task] {
@@ -124,6 +181,11 @@ func (h *history) checkStates(task string) (bad []string) {
 		}
 		if s.Terminal() && end == "" {
 			end = s
+		}
+	}
+	for _, at := range h.ends[task] {
+		if first := h.ends[task][0]; !at.Equal(first) {
+			bad = append(bad, fmt.Sprintf("ended at %s and at %s", first, at))
 		}
 	}
 	if ended, ok := h.outcome(task); ok && end != "" && end != ended.Status {
@@ -184,12 +246,16 @@ func (h *history) checkEffects() (bad []string) {
 }
 
 // unwanted are the tasks that did not succeed although their goals could be
-// reached.
+// reached, and those that were not cancelled although they had time.
 func (h *history) unwanted() (bad []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for task := range h.acked {
-		if ended, ok := h.outcome(task); ok && ended.Status != goal.Succeeded {
+		want := goal.Succeeded
+		if h.sent[task].cancel {
+			want = goal.Cancelled
+		}
+		if ended, ok := h.outcome(task); ok && ended.Status != want {
 			bad = append(bad, fmt.Sprintf("%s: %s %s %s", task, ended.Status, ended.Reason, ended.Detail))
 		}
 	}
@@ -323,10 +389,13 @@ func goodHistory() *history {
 		h.states[task] = []goal.State{goal.Queued, goal.Running, goal.Succeeded, goal.Succeeded}
 		h.traces[task] = []goal.Event{
 			{N: 1, Type: goal.TaskStarted, Time: t0},
-			{N: 2, Type: goal.TaskEnded, Time: t0, Ended: &goal.Ended{Status: goal.Succeeded, Reason: goal.TargetStateReached}},
+			{N: 2, Type: goal.StepDecided, Time: t0, Decision: &goal.Decision{Key: "k"}},
+			{N: 3, Type: goal.TaskEnded, Time: t0, Ended: &goal.Ended{Status: goal.Succeeded, Reason: goal.TargetStateReached}},
 		}
 		hook := seenHook{id: goal.WebhookID(defaultTenant, task), status: goal.Succeeded, digest: "d"}
 		h.hooks[task] = []seenHook{hook, hook}
+		h.calls[task] = []string{"k", "k"}
+		h.ends[task] = []time.Time{t0, t0}
 		for i := range g.target {
 			h.effects = append(h.effects, effect{task: task, step: cmp.Or(map[int]string{0: "1"}[i], "2"), counter: g.counter})
 		}
@@ -350,12 +419,14 @@ func TestHistoryCheck(t *testing.T) {
 		{"not acknowledged", func(h *history) { delete(h.acked, a) }, "never acknowledged"},
 		{"lost", func(h *history) { delete(h.traces, a) }, "settled 0 times"},
 		{"not settled", func(h *history) { h.traces[a] = h.traces[a][:1] }, "settled 0 times"},
-		{"settled twice", func(h *history) { e := h.traces[a][1]; e.N = 3; h.traces[a] = append(h.traces[a], e) }, "settled 2 times"},
-		{"event after the end", func(h *history) { h.traces[a] = append(h.traces[a], goal.Event{N: 3}) }, "events after the end"},
+		{"settled twice", func(h *history) { e := h.traces[a][2]; e.N = 4; h.traces[a] = append(h.traces[a], e) }, "settled 2 times"},
+		{"event after the end", func(h *history) { h.traces[a] = append(h.traces[a], goal.Event{N: 4}) }, "events after the end"},
 		{"gap", func(h *history) { h.traces[a][1].N = 3 }, "has number 3"},
+		{"call without a decision", func(h *history) { h.calls[a][1] = "x" }, "without a decision: x"},
+		{"ended twice", func(h *history) { h.ends[a][1] = h.ends[a][0].Add(1) }, "ended at"},
 		{"changed end", func(h *history) { h.states[a][3] = goal.Failed }, "was succeeded and then failed"},
 		{"went on", func(h *history) { h.states[a][3] = goal.Running }, "was succeeded and then running"},
-		{"another end", func(h *history) { h.traces[a][1].Ended.Status = goal.Failed }, "its trace ends with failed"},
+		{"another end", func(h *history) { h.traces[a][2].Ended.Status = goal.Failed }, "its trace ends with failed"},
 		{"no webhook", func(h *history) { delete(h.hooks, b) }, "no webhook"},
 		{"webhook-id", func(h *history) { h.hooks[b][1].id = "x" }, "webhook-id x"},
 		{"webhook body", func(h *history) { h.hooks[b][1].digest = "x" }, "different bodies"},

@@ -51,6 +51,24 @@ func natsNode() {
 	s.WaitForShutdown()
 }
 
+// unsynced serves a configuration file, as goalkeeper does, on a store that
+// answers before anything is durable: the program goalkeeper-unsynced of the
+// tests.
+func unsynced() {
+	c, err := loadConfig(os.Args[1])
+	if err == nil {
+		c.Durability = "none" // which no user can say
+		var s *service
+		ctx := context.Background()
+		if s, err = openService(ctx, c, allRoles, newLogger(c.Log, os.Stderr)); err == nil {
+			err = s.run(ctx)
+			s.close()
+		}
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(1)
+}
+
 // member is one process of a site. One that ends by itself is started again,
 // as its supervisor would.
 type member struct {

@@ -22,6 +22,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 	"github.com/goalkeeper-dev/goalkeeper/notifier"
 )
@@ -41,6 +43,18 @@ func soakDuration(tb testing.TB, short time.Duration) time.Duration {
 	return d
 }
 
+// soakSeed is GOALKEEPER_SEED, or any.
+func soakSeed(tb testing.TB) uint64 {
+	tb.Helper()
+	seed := rand.Uint64() //nolint:gosec // any
+	if v := os.Getenv("GOALKEEPER_SEED"); v != "" {
+		if _, err := fmt.Sscan(v, &seed); err != nil {
+			tb.Fatalf("GOALKEEPER_SEED: %v", err)
+		}
+	}
+	return seed
+}
+
 // soakWorld is what surrounds Goalkeeper in a soak: a planner that rewords its
 // answer whenever it is asked, a tool that is not idempotent by nature and
 // honours keys, the state that it changes, and a receiver of webhooks that
@@ -50,6 +64,7 @@ type soakWorld struct {
 
 	url    string
 	secret string
+	slow   time.Duration // a call takes less than that
 
 	state    sync.Mutex
 	counters map[string]int
@@ -61,7 +76,7 @@ type soakWorld struct {
 func newSoakWorld(tb testing.TB) *soakWorld {
 	tb.Helper()
 	w := &soakWorld{
-		history: newHistory(), secret: notifier.NewSecret(), counters: map[string]int{}, answers: map[string]string{}, refused: map[string]bool{},
+		history: newHistory(), secret: notifier.NewSecret(), slow: 30 * time.Millisecond, counters: map[string]int{}, answers: map[string]string{}, refused: map[string]bool{},
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /plan", w.plan)
@@ -130,23 +145,24 @@ func (w *soakWorld) plan(rw http.ResponseWriter, r *http.Request) {
 
 // add takes effect once for each key, and answers some time later.
 func (w *soakWorld) add(rw http.ResponseWriter, r *http.Request) {
+	key, task := r.Header.Get("Idempotency-Key"), r.Header.Get("Goalkeeper-Session")
+	w.note(func() { w.calls[task] = append(w.calls[task], key) })
 	var args struct{ Name string }
 	if err := json.NewDecoder(r.Body).Decode(&args); err != nil {
 		http.Error(rw, err.Error(), http.StatusBadRequest)
 		return
 	}
-	key := r.Header.Get("Idempotency-Key")
 	w.state.Lock()
 	body, known := w.answers[key]
 	if !known {
 		w.counters[args.Name]++
 		body = fmt.Sprintf(`{"value": %d}`, w.counters[args.Name])
 		w.answers[key] = body
-		e := effect{task: r.Header.Get("Goalkeeper-Session"), step: r.Header.Get("Goalkeeper-Step"), counter: args.Name}
+		e := effect{task: task, step: r.Header.Get("Goalkeeper-Step"), counter: args.Name}
 		w.note(func() { w.effects = append(w.effects, e) })
 	}
 	w.state.Unlock()
-	waitABit(r.Context(), jitter(30*time.Millisecond))
+	waitABit(r.Context(), jitter(w.slow))
 	rw.Header().Set("Content-Type", "application/json")
 	fmt.Fprint(rw, body)
 }
@@ -184,6 +200,7 @@ func (w *soakWorld) hook(rw http.ResponseWriter, r *http.Request) {
 	id, digest := r.Header.Get("Webhook-Id"), sha256.Sum256(body)
 	w.note(func() {
 		w.hooks[event.Data.ID] = append(w.hooks[event.Data.ID], seenHook{id: id, status: event.Data.Status, digest: hex.EncodeToString(digest[:])})
+		w.ended(event.Data)
 	})
 	w.state.Lock()
 	defer w.state.Unlock()
@@ -210,13 +227,17 @@ type load struct {
 	urls    []string
 	rate    int // goals a second
 	client  *http.Client
+	direct  *nats.Conn // not nil: some goals are sent over NATS
+	cancels bool       // some goals are cancelled
 	running sync.WaitGroup
 	clients chan struct{} // bounds the goals in flight
 	next    int
 	skipped int
+
+	patience time.Duration // how long a client waits for its goal to end
 }
 
-// patience is how long a client waits for one thing, the 202 or the end.
+// patience is that of a client which has time.
 const patience = 3 * time.Minute
 
 func newLoad(tb testing.TB, w *soakWorld, rate int, urls ...string) *load {
@@ -224,7 +245,7 @@ func newLoad(tb testing.TB, w *soakWorld, rate int, urls ...string) *load {
 	transport := &http.Transport{MaxIdleConnsPerHost: 64, DialContext: (&net.Dialer{Timeout: 2 * time.Second}).DialContext}
 	tb.Cleanup(transport.CloseIdleConnections)
 	return &load{
-		world: w, urls: urls, rate: rate, client: &http.Client{Transport: transport, Timeout: 5 * time.Second}, clients: make(chan struct{}, 500),
+		world: w, urls: urls, rate: rate, client: &http.Client{Transport: transport, Timeout: 5 * time.Second}, clients: make(chan struct{}, 500), patience: patience,
 	}
 }
 
@@ -254,26 +275,35 @@ func (l *load) run(ctx context.Context) {
 	}
 }
 
-// one is one client: it wants a goal until it has been taken, sometimes asks
-// once more, and watches how it goes until it ends.
-func (l *load) one(ctx context.Context, n int) {
-	g := sentGoal{key: "g" + strconv.Itoa(n)}
+// goal is the goal of client n, and its body.
+func (l *load) goal(n int) (sentGoal, []byte) {
+	g := sentGoal{key: "g" + strconv.Itoa(n), n: n}
 	thing := map[string]any{"things": map[string]any{g.key: map[string]any{"done": true}}}
-	environment := goal.DefaultEnvironment
+	environment, steps := goal.DefaultEnvironment, 8
 	if n%2 == 1 {
 		g.counter, g.target, environment = "c"+g.key, 1+n%3, "counters"
+		if g.cancel = l.cancels && n%16 == 1; g.cancel {
+			g.target, steps = 45, 50 // far more than it gets
+		}
 		thing = map[string]any{"counters": map[string]any{g.counter: map[string]any{"value": g.target}}}
 	}
 	body, err := goal.Marshal(map[string]any{
 		"goal":       map[string]any{"intent": "Make it so: " + g.key, "target_state": thing},
-		"guardrails": map[string]any{"max_steps": 8, "timeout_seconds": 600}, "environment": environment, "webhook_url": l.world.url + "/hook",
+		"guardrails": map[string]any{"max_steps": steps, "timeout_seconds": 600}, "environment": environment, "webhook_url": l.world.url + "/hook",
 	})
 	if err != nil {
 		panic(err)
 	}
+	return g, body
+}
+
+// one is one client: it wants a goal until it has been taken, sometimes asks
+// once more, sometimes changes its mind, and watches how it goes until it ends.
+func (l *load) one(ctx context.Context, n int) {
+	g, body := l.goal(n)
 	task := goal.TaskID(defaultTenant, g.key)
 	l.world.note(func() { l.world.sent[task] = g })
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, l.patience)
 	defer cancel()
 	if !l.submit(ctx, g.key, task, body) {
 		return
@@ -283,11 +313,18 @@ func (l *load) one(ctx context.Context, n int) {
 	if n%8 == 0 {
 		l.submit(ctx, g.key, task, body)
 	}
+	if g.cancel {
+		waitABit(ctx, jitter(time.Second))
+		l.cancel(ctx, task)
+	}
 	for ctx.Err() == nil {
 		waitABit(ctx, 200*time.Millisecond+jitter(time.Second))
 		var seen goal.Task
 		if l.get(ctx, task, "?trace=none", &seen) {
-			l.world.note(func() { l.world.states[task] = append(l.world.states[task], seen.Status) })
+			l.world.note(func() {
+				l.world.states[task] = append(l.world.states[task], seen.Status)
+				l.world.ended(seen)
+			})
 			if seen.Status.Terminal() {
 				return
 			}
@@ -295,10 +332,21 @@ func (l *load) one(ctx context.Context, n int) {
 	}
 }
 
+// cancel asks for the end of a task until that is answered.
+func (l *load) cancel(ctx context.Context, task string) {
+	for ctx.Err() == nil {
+		if status, _, _ := l.do(ctx, http.MethodPost, "/v1/tasks/"+task+"/cancel", "", nil); status == http.StatusAccepted {
+			l.world.note(func() { l.world.cancelled[task] = true })
+			return
+		}
+		waitABit(ctx, 50*time.Millisecond+jitter(300*time.Millisecond))
+	}
+}
+
 // submit sends a goal until it is taken.
 func (l *load) submit(ctx context.Context, key, task string, body []byte) bool {
 	for ctx.Err() == nil {
-		status, header, answer := l.do(ctx, http.MethodPost, "/v1/tasks", key, body)
+		status, header, answer := l.send(ctx, key, body)
 		switch {
 		case status == http.StatusAccepted || status == http.StatusOK:
 			if got := path.Base(header.Get("Location")); got != task {
@@ -314,6 +362,27 @@ func (l *load) submit(ctx context.Context, key, task string, body []byte) bool {
 		waitABit(ctx, 50*time.Millisecond+jitter(300*time.Millisecond))
 	}
 	return false
+}
+
+// send submits a goal once, over HTTP or NATS.
+func (l *load) send(ctx context.Context, key string, body []byte) (status int, header http.Header, answer []byte) {
+	if l.direct == nil || rand.IntN(4) > 0 { //nolint:gosec // chance, not a secret
+		return l.do(ctx, http.MethodPost, "/v1/tasks", key, body)
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.client.Timeout)
+	defer cancel()
+	m := nats.NewMsg(goal.RequestSubject(defaultTenant))
+	m.Data = body
+	m.Header.Set("Idempotency-Key", key)
+	r, err := l.direct.RequestMsgWithContext(ctx, m)
+	if err != nil {
+		return 0, nil, nil
+	}
+	status, err = strconv.Atoi(r.Header.Get("Status"))
+	if err != nil {
+		return 0, nil, nil
+	}
+	return status, http.Header(r.Header), r.Data
 }
 
 // get reads something of an acknowledged task, which must be there: only a
