@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"path"
@@ -16,6 +18,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/goalkeeper-dev/goalkeeper/ingest"
@@ -24,11 +27,12 @@ import (
 )
 
 // TestPowerCut takes the power away from the whole product under load, again
-// and again: the process is stopped at a random moment, the image of its file
-// system copied without a sync, and the program started on the copy. What
-// clients, the tool backend and the webhook receiver saw before the cut must be
-// true after it. Without the barrier that must fail, or this test could not.
-// GOALKEEPER_SEED repeats the moments of the cuts.
+// and again: the process is stopped at a random moment or in the very moment in
+// which the world sees something, the image of its file system copied without a
+// sync, and the program started on the copy. What clients, the tool backend and
+// the webhook receiver saw before the cut must be true after it. Without the
+// barrier that must fail, or this test could not. GOALKEEPER_SEED repeats the
+// moments.
 func TestPowerCut(t *testing.T) {
 	kvtest.Heavy(t)
 	for _, tc := range []struct {
@@ -36,7 +40,7 @@ func TestPowerCut(t *testing.T) {
 		cuts       int
 		program    []string
 	}{
-		{durableGroup, 5, []string{"goalkeeper", "serve", "--config"}},
+		{durableGroup, 1 + len(moments), []string{"goalkeeper", "serve", "--config"}},
 		{durableAlways, 2, []string{"goalkeeper", "serve", "--config"}},
 	} {
 		t.Run(tc.durability, func(t *testing.T) {
@@ -57,6 +61,9 @@ func TestPowerCut(t *testing.T) {
 	})
 }
 
+// moments are those of the cuts, beside any moment.
+var moments = []string{sawAnswer, sawCall, sawWebhook, sawCancel}
+
 // powerCut is the product on a file system that loses its power.
 type powerCut struct {
 	t       *testing.T
@@ -69,7 +76,6 @@ type powerCut struct {
 	world   *soakWorld
 	load    *load
 	done    map[string]bool // tasks that had ended at an earlier cut
-	looked  int             // tasks looked at after the last cut
 }
 
 func newPowerCut(t *testing.T, durability string, patience time.Duration, program ...string) *powerCut {
@@ -103,21 +109,30 @@ func (p *powerCut) run(cuts int) (bad []string) {
 	if err := p.start(0); err != nil {
 		return []string{err.Error()}
 	}
+	when := append(p.shuffled(moments), "")
 	for n := range cuts {
 		waitABit(ctx, time.Second+time.Duration(p.rand.Int64N(int64(3*time.Second))))
-		before := p.cut()
+		moment := when[n%len(when)]
+		before := p.cut(moment)
 		if err := p.start(n + 1); err != nil {
 			return []string{err.Error()}
 		}
-		p.looked = 0
-		bad = p.missing(before)
-		p.t.Logf("cut %d: %d lost; %d tasks looked at; seen by then: %s", n+1, len(bad), p.looked, before.seen())
+		var looked int
+		bad, looked = p.missing(before)
+		p.t.Logf("cut %d, %s: %d lost; %d tasks looked at; seen by then: %s", n+1, cmp.Or(moment, "any moment"), len(bad), looked, before.seen())
 		if len(bad) > 0 {
 			return bad
 		}
 	}
 	clear(p.done)
-	return p.missing(p.world.clone()) // those that had ended long before, too
+	bad, _ = p.missing(p.world.clone()) // those that had ended long before, too
+	return bad
+}
+
+func (p *powerCut) shuffled(list []string) []string {
+	list = slices.Clone(list)
+	p.rand.Shuffle(len(list), func(i, k int) { list[i], list[k] = list[k], list[i] })
+	return list
 }
 
 // start starts the program on the image.
@@ -136,12 +151,24 @@ func (p *powerCut) start(n int) error {
 	return nil
 }
 
-// cut takes the power away and gives it back. It returns what the world has
-// seen by then.
-func (p *powerCut) cut() *history {
+// cut takes the power away when the world sees something of that kind, or at
+// once, and gives it back. It returns what the world has seen by then.
+func (p *powerCut) cut(moment string) *history {
 	p.t.Helper()
-	if err := p.serve.freeze(); err != nil {
-		p.t.Fatalf("stop the program: %v", err)
+	stopped := make(chan error, 1)
+	stop := func() { stopped <- p.serve.freeze() }
+	if moment == "" {
+		stop()
+	} else {
+		p.world.ambush.Store(&ambush{moment, stop})
+	}
+	select {
+	case err := <-stopped:
+		if err != nil {
+			p.t.Fatalf("stop the program: %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		p.t.Fatalf("no %s is seen any more", moment)
 	}
 	after := p.image.Cut(p.t)
 	p.serve.kill()
@@ -168,65 +195,84 @@ func (m *member) freeze() error {
 // missing asks the program for everything that was seen, and says what is not
 // so any more. The program works meanwhile: it can add to what there is, not
 // change it.
-func (p *powerCut) missing(before *history) (bad []string) {
+func (p *powerCut) missing(before *history) (bad []string, looked int) {
 	ctx, cancel := context.WithTimeout(p.t.Context(), time.Minute)
 	defer cancel()
-	for task, g := range before.sent {
-		if p.done[task] {
-			continue
-		}
+	var some errgroup.Group
+	some.SetLimit(8)
+	for _, task := range slices.Sorted(maps.Keys(before.sent)) {
+		// A call or a webhook may have come before its client had its 202.
 		_, acked := before.acked[task]
-		if !acked && len(before.hooks[task])+len(before.calls[task]) == 0 {
+		if p.done[task] || (!acked && len(before.hooks[task])+len(before.calls[task]) == 0) {
 			continue
 		}
-		p.looked++
-		what, err := p.missingOf(ctx, before, task, g)
-		if err != nil {
-			what = append(what, err.Error())
-		}
-		for _, w := range what {
-			bad = append(bad, task+": "+w)
-		}
+		looked++
+		some.Go(func() error {
+			now := p.look(ctx, before, task)
+			before.note(func() {
+				for _, what := range p.lost(before, task, now) {
+					bad = append(bad, task+": "+what)
+				}
+			})
+			return nil
+		})
 	}
+	_ = some.Wait()
 	slices.Sort(bad)
-	return bad
+	return bad, looked
 }
 
-// missingOf looks at one task, whose 202, call or webhook was seen.
-func (p *powerCut) missingOf(ctx context.Context, before *history, task string, g sentGoal) (bad []string, err error) {
-	var now goal.Task
+// look is one task after a cut.
+type look struct {
+	task   goal.Task
+	events []goal.Event
+	bad    []string
+}
+
+// look reads a task whose 202, call or webhook was seen, submits it again, and
+// looks whether the state that made it a success is there.
+func (p *powerCut) look(ctx context.Context, before *history, task string) (now look) {
+	var told []goal.State
+	var g sentGoal
+	var acked bool
+	before.note(func() {
+		_, acked = before.acked[task]
+		g, told = before.sent[task], before.states[task]
+	})
 	var trace struct{ Events []goal.Event }
-	if err := p.read(ctx, task, "?trace=none", &now); err != nil {
-		return nil, err
+	err := errors.Join(p.read(ctx, task, "?trace=none", &now.task), p.read(ctx, task, "/trace", &trace))
+	now.events = trace.Events
+	if acked {
+		err = errors.Join(err, p.replay(ctx, task, g))
 	}
-	if err := p.read(ctx, task, "/trace", &trace); err != nil {
-		return nil, err
+	if g.counter == "" && slices.Contains(told, goal.Succeeded) {
+		err = errors.Join(err, p.holds(ctx, g))
 	}
-	told := before.states[task]
-	before.states[task] = append(told, now.Status)
-	before.ended(now)
-	before.traces[task] = trace.Events
-	bad = append(before.checkCalls(task), before.checkStates(task)...)
+	if err != nil {
+		now.bad = strings.Split(err.Error(), "\n")
+	}
+	return now
+}
+
+// lost is what was seen of a task before a cut and is not so any more. The
+// caller holds the lock of before.
+func (p *powerCut) lost(before *history, task string, now look) (bad []string) {
+	before.traces[task] = now.events
+	if now.task.ID != "" {
+		before.states[task] = append(before.states[task], now.task.Status)
+		before.ended(now.task)
+	}
+	bad = slices.Concat(now.bad, before.checkCalls(task), before.checkStates(task))
 	for _, h := range before.hooks[task] {
-		if h.status != now.Status {
-			bad = append(bad, fmt.Sprintf("a webhook said %s and it is %s", h.status, now.Status))
+		if h.status != now.task.Status {
+			bad = append(bad, fmt.Sprintf("a webhook said %s and it is %s", h.status, now.task.Status))
 		}
 	}
-	if before.cancelled[task] && !now.CancelAsked && !now.Status.Terminal() {
+	if before.cancelled[task] && !now.task.CancelAsked && !now.task.Status.Terminal() {
 		bad = append(bad, "its cancelling is forgotten")
 	}
-	if _, acked := before.acked[task]; acked {
-		if err := p.replay(ctx, task, g); err != nil {
-			bad = append(bad, err.Error())
-		}
-	}
-	if g.counter == "" && len(told) > 0 && told[len(told)-1] == goal.Succeeded {
-		if err := p.holds(ctx, g); err != nil {
-			bad = append(bad, err.Error())
-		}
-	}
-	p.done[task] = now.Status.Terminal()
-	return bad, nil
+	p.done[task] = now.task.Status.Terminal()
+	return bad
 }
 
 // read reads something of a task that must be there.

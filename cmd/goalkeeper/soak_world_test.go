@@ -19,6 +19,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -65,12 +66,35 @@ type soakWorld struct {
 	url    string
 	secret string
 	slow   time.Duration // a call takes less than that
+	ambush atomic.Pointer[ambush]
 
 	state    sync.Mutex
 	counters map[string]int
 	answers  map[string]string // by Idempotency-Key
 	asked    int
 	refused  map[string]bool // webhooks by id
+}
+
+// ambush is what a test does at the moment in which the world sees a thing of a
+// kind, once.
+type ambush struct {
+	kind string
+	do   func()
+}
+
+// The kinds of things that the world sees.
+const (
+	sawAnswer  = "answer" // to a submission
+	sawCancel  = "cancel" // taken
+	sawCall    = "call"
+	sawWebhook = "webhook"
+)
+
+// saw says that the world has just seen a thing of a kind.
+func (w *soakWorld) saw(kind string) {
+	if a := w.ambush.Load(); a != nil && a.kind == kind && w.ambush.CompareAndSwap(a, nil) {
+		a.do()
+	}
 }
 
 func newSoakWorld(tb testing.TB) *soakWorld {
@@ -145,6 +169,7 @@ func (w *soakWorld) plan(rw http.ResponseWriter, r *http.Request) {
 
 // add takes effect once for each key, and answers some time later.
 func (w *soakWorld) add(rw http.ResponseWriter, r *http.Request) {
+	w.saw(sawCall)
 	key, task := r.Header.Get("Idempotency-Key"), r.Header.Get("Goalkeeper-Session")
 	w.note(func() { w.calls[task] = append(w.calls[task], key) })
 	var args struct{ Name string }
@@ -180,6 +205,7 @@ func (w *soakWorld) read(rw http.ResponseWriter, r *http.Request) {
 
 // hook takes a webhook. Every sixteenth is refused the first time.
 func (w *soakWorld) hook(rw http.ResponseWriter, r *http.Request) {
+	w.saw(sawWebhook)
 	body, err := io.ReadAll(r.Body)
 	var event struct {
 		Type string
@@ -336,6 +362,7 @@ func (l *load) one(ctx context.Context, n int) {
 func (l *load) cancel(ctx context.Context, task string) {
 	for ctx.Err() == nil {
 		if status, _, _ := l.do(ctx, http.MethodPost, "/v1/tasks/"+task+"/cancel", "", nil); status == http.StatusAccepted {
+			l.world.saw(sawCancel)
 			l.world.note(func() { l.world.cancelled[task] = true })
 			return
 		}
@@ -349,6 +376,7 @@ func (l *load) submit(ctx context.Context, key, task string, body []byte) bool {
 		status, header, answer := l.send(ctx, key, body)
 		switch {
 		case status == http.StatusAccepted || status == http.StatusOK:
+			l.world.saw(sawAnswer)
 			if got := path.Base(header.Get("Location")); got != task {
 				l.world.note(func() { l.world.history.refused = append(l.world.history.refused, key+": location "+got) })
 			}
