@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"net/http"
 	"path"
@@ -40,7 +39,7 @@ func TestPowerCut(t *testing.T) {
 		cuts       int
 		program    []string
 	}{
-		{durableGroup, 1 + len(moments), []string{"goalkeeper", "serve", "--config"}},
+		{durableGroup, 2*len(moments) + 1, []string{"goalkeeper", "serve", "--config"}},
 		{durableAlways, 2, []string{"goalkeeper", "serve", "--config"}},
 	} {
 		t.Run(tc.durability, func(t *testing.T) {
@@ -52,7 +51,7 @@ func TestPowerCut(t *testing.T) {
 		})
 	}
 	t.Run("no barrier", func(t *testing.T) {
-		p := newPowerCut(t, durableGroup, time.Second, "goalkeeper-unsynced")
+		p := newPowerCut(t, durableGroup, time.Second, "goalkeeper-unsynced", "--config")
 		bad := p.run(5)
 		if len(bad) == 0 {
 			t.Error("nothing was lost without the barrier: the test proves nothing")
@@ -75,7 +74,6 @@ type powerCut struct {
 	serve   *member
 	world   *soakWorld
 	load    *load
-	done    map[string]bool // tasks that had ended at an earlier cut
 }
 
 func newPowerCut(t *testing.T, durability string, patience time.Duration, program ...string) *powerCut {
@@ -85,10 +83,10 @@ func newPowerCut(t *testing.T, durability string, patience time.Duration, progra
 	p := &powerCut{
 		t: t, dir: t.TempDir(), program: program, rand: rand.New(rand.NewPCG(seed, 0)), //nolint:gosec // repeatable
 		head:  fmt.Sprintf("durability: %s\nlisten: 127.0.0.1:%s\nnats: {listen: \"127.0.0.1:%s\"}\n", durability, ports[0], ports[1]),
-		image: kvtest.NewImage(t), world: newSoakWorld(t), done: map[string]bool{},
+		image: kvtest.NewImage(t), world: newSoakWorld(t),
 	}
 	p.world.slow = 200 * time.Millisecond // many calls are in flight at any moment
-	p.load = newLoad(t, p.world, 30, "http://127.0.0.1:"+ports[0])
+	p.load = newLoad(t, p.world, 20, "http://127.0.0.1:"+ports[0])
 	p.load.cancels, p.load.patience = true, patience
 	nc, err := nats.Connect("nats://127.0.0.1:"+ports[1], nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1),
 		nats.ReconnectWait(50*time.Millisecond), nats.ReconnectBufSize(-1))
@@ -105,28 +103,38 @@ func (p *powerCut) run(cuts int) (bad []string) {
 	ctx, enough := context.WithCancel(p.t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); p.load.run(ctx) }()
-	defer func() { enough(); <-done }()
+	bad = p.cuts(cuts)
+	enough()
+	<-done
+	if len(bad) == 0 {
+		bad, _ = p.missing(p.world.clone(), time.Time{}) // what ended long before the last cut, too
+	}
+	return bad
+}
+
+// recent is how far back before a cut a task must have been taken or ended to
+// be looked at although it has ended.
+const recent = 3 * time.Second
+
+func (p *powerCut) cuts(cuts int) []string {
 	if err := p.start(0); err != nil {
 		return []string{err.Error()}
 	}
-	when := append(p.shuffled(moments), "")
+	when := p.shuffled(slices.Concat(moments, moments, []string{""}))
 	for n := range cuts {
-		waitABit(ctx, time.Second+time.Duration(p.rand.Int64N(int64(3*time.Second))))
+		waitABit(p.t.Context(), 500*time.Millisecond+time.Duration(p.rand.Int64N(int64(2*time.Second))))
 		moment := when[n%len(when)]
-		before := p.cut(moment)
+		before, at := p.cut(moment)
 		if err := p.start(n + 1); err != nil {
 			return []string{err.Error()}
 		}
-		var looked int
-		bad, looked = p.missing(before)
+		bad, looked := p.missing(before, at.Add(-recent))
 		p.t.Logf("cut %d, %s: %d lost; %d tasks looked at; seen by then: %s", n+1, cmp.Or(moment, "any moment"), len(bad), looked, before.seen())
 		if len(bad) > 0 {
 			return bad
 		}
 	}
-	clear(p.done)
-	bad, _ = p.missing(p.world.clone()) // those that had ended long before, too
-	return bad
+	return nil
 }
 
 func (p *powerCut) shuffled(list []string) []string {
@@ -153,7 +161,7 @@ func (p *powerCut) start(n int) error {
 
 // cut takes the power away when the world sees something of that kind, or at
 // once, and gives it back. It returns what the world has seen by then.
-func (p *powerCut) cut(moment string) *history {
+func (p *powerCut) cut(moment string) (before *history, at time.Time) {
 	p.t.Helper()
 	stopped := make(chan error, 1)
 	stop := func() { stopped <- p.serve.freeze() }
@@ -170,12 +178,13 @@ func (p *powerCut) cut(moment string) *history {
 	case <-time.After(20 * time.Second):
 		p.t.Fatalf("no %s is seen any more", moment)
 	}
+	at = time.Now()
 	after := p.image.Cut(p.t)
 	p.serve.kill()
 	p.image.Remove(p.t)
 	p.image = after
 	p.image.Mount(p.t)
-	return p.world.clone()
+	return p.world.clone(), at
 }
 
 // freeze stops the process and waits until no thread of it runs any more.
@@ -192,34 +201,44 @@ func (m *member) freeze() error {
 	}
 }
 
-// missing asks the program for everything that was seen, and says what is not
-// so any more. The program works meanwhile: it can add to what there is, not
-// change it.
-func (p *powerCut) missing(before *history) (bad []string, looked int) {
+// missing asks the program for everything that was seen of tasks that had not
+// ended before since, and says what is not so any more. The program works
+// meanwhile: it can add to what there is, not change it.
+func (p *powerCut) missing(before *history, since time.Time) (bad []string, looked int) {
 	ctx, cancel := context.WithTimeout(p.t.Context(), time.Minute)
 	defer cancel()
+	tasks := before.since(since)
 	var some errgroup.Group
 	some.SetLimit(8)
-	for _, task := range slices.Sorted(maps.Keys(before.sent)) {
-		// A call or a webhook may have come before its client had its 202.
-		_, acked := before.acked[task]
-		if p.done[task] || (!acked && len(before.hooks[task])+len(before.calls[task]) == 0) {
-			continue
-		}
-		looked++
+	for _, task := range tasks {
 		some.Go(func() error {
 			now := p.look(ctx, before, task)
 			before.note(func() {
-				for _, what := range p.lost(before, task, now) {
+				for _, what := range before.lost(task, now) {
 					bad = append(bad, task+": "+what)
 				}
 			})
 			return nil
 		})
 	}
-	_ = some.Wait()
+	_ = some.Wait() // none fails
 	slices.Sort(bad)
-	return bad, looked
+	return bad, len(tasks)
+}
+
+// since are the tasks of which something was seen, but for those that were
+// taken and had ended before at.
+func (h *history) since(at time.Time) (tasks []string) {
+	for task := range h.sent {
+		taken, acked := h.acked[task]
+		ends := h.ends[task]
+		old := acked && taken.Before(at) && len(ends) > 0 && ends[0].Before(at)
+		// A call or a webhook may have come before its client had its 202.
+		if !old && (acked || len(h.hooks[task])+len(h.calls[task]) > 0) {
+			tasks = append(tasks, task)
+		}
+	}
+	return tasks
 }
 
 // look is one task after a cut.
@@ -255,23 +274,22 @@ func (p *powerCut) look(ctx context.Context, before *history, task string) (now 
 }
 
 // lost is what was seen of a task before a cut and is not so any more. The
-// caller holds the lock of before.
-func (p *powerCut) lost(before *history, task string, now look) (bad []string) {
-	before.traces[task] = now.events
+// caller holds mu.
+func (h *history) lost(task string, now look) (bad []string) {
+	h.traces[task] = now.events
 	if now.task.ID != "" {
-		before.states[task] = append(before.states[task], now.task.Status)
-		before.ended(now.task)
+		h.states[task] = append(h.states[task], now.task.Status)
+		h.ended(now.task)
 	}
-	bad = slices.Concat(now.bad, before.checkCalls(task), before.checkStates(task))
-	for _, h := range before.hooks[task] {
-		if h.status != now.task.Status {
-			bad = append(bad, fmt.Sprintf("a webhook said %s and it is %s", h.status, now.task.Status))
+	bad = slices.Concat(now.bad, h.checkCalls(task), h.checkStates(task))
+	for _, hook := range h.hooks[task] {
+		if hook.status != now.task.Status {
+			bad = append(bad, fmt.Sprintf("a webhook said %s and it is %s", hook.status, now.task.Status))
 		}
 	}
-	if before.cancelled[task] && !now.task.CancelAsked && !now.task.Status.Terminal() {
+	if h.cancelled[task] && !now.task.CancelAsked && !now.task.Status.Terminal() {
 		bad = append(bad, "its cancelling is forgotten")
 	}
-	p.done[task] = now.task.Status.Terminal()
 	return bad
 }
 
@@ -297,12 +315,18 @@ func (p *powerCut) replay(ctx context.Context, task string, g sentGoal) error {
 // holds wants the state that made a goal a success to be there.
 func (p *powerCut) holds(ctx context.Context, g sentGoal) error {
 	_, body := p.load.goal(g.n)
-	status, _, answer := p.ask(ctx, http.MethodPost, "/v1/tasks?dry_run=true", "dry-"+g.key, body)
-	var report ingest.Report
-	if err := json.Unmarshal(answer, &report); err != nil || report.Verdict != ingest.AlreadySatisfied {
-		return fmt.Errorf("its success does not hold: %d %s", status, answer)
+	for {
+		status, _, answer := p.ask(ctx, http.MethodPost, "/v1/tasks?dry_run=true", "dry-"+g.key, body)
+		var report ingest.Report
+		err := json.Unmarshal(answer, &report)
+		switch {
+		case err == nil && report.Verdict == ingest.AlreadySatisfied:
+			return nil
+		case err != nil || report.Verdict != ingest.Unknown || ctx.Err() != nil:
+			return fmt.Errorf("its success does not hold: %d %s", status, answer)
+		}
+		waitABit(ctx, 50*time.Millisecond) // the store is busy
 	}
-	return nil
 }
 
 // ask sends a request until it has an answer that is not a fault.

@@ -55,7 +55,9 @@ func natsNode() {
 // answers before anything is durable: the program goalkeeper-unsynced of the
 // tests.
 func unsynced() {
-	c, err := loadConfig(os.Args[1])
+	config := flag.String("config", "", "")
+	flag.Parse()
+	c, err := loadConfig(*config)
 	if err == nil {
 		c.Durability = "none" // which no user can say
 		var s *service

@@ -132,7 +132,7 @@ func quiet(tb testing.TB, loop string) int {
 
 func command(tb testing.TB, name string, args ...string) string {
 	tb.Helper()
-	out, err := exec.CommandContext(tb.Context(), name, args...).CombinedOutput() //nolint:gosec // programs that the test names
+	out, err := exec.CommandContext(tb.Context(), name, args...).CombinedOutput()
 	if err != nil {
 		tb.Fatalf("%s %v: %v: %s", name, args, err, out)
 	}
