@@ -61,7 +61,7 @@ func TestPowerCut(t *testing.T) {
 }
 
 // moments are those of the cuts, beside any moment.
-var moments = []string{sawAnswer, sawCall, sawWebhook, sawCancel}
+var moments = []string{sawAnswer, sawCall, sawWebhook, sawCancel, sawEnd}
 
 // powerCut is the product on a file system that loses its power.
 type powerCut struct {
@@ -87,7 +87,7 @@ func newPowerCut(t *testing.T, durability string, patience time.Duration, progra
 	}
 	p.world.slow = 200 * time.Millisecond // many calls are in flight at any moment
 	p.load = newLoad(t, p.world, 20, "http://127.0.0.1:"+ports[0])
-	p.load.cancels, p.load.patience = true, patience
+	p.load.cancels, p.load.waits, p.load.patience = true, true, patience
 	nc, err := nats.Connect("nats://127.0.0.1:"+ports[1], nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1),
 		nats.ReconnectWait(50*time.Millisecond), nats.ReconnectBufSize(-1))
 	if err != nil {

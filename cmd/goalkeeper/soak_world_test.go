@@ -88,6 +88,7 @@ const (
 	sawCancel  = "cancel" // taken
 	sawCall    = "call"
 	sawWebhook = "webhook"
+	sawEnd     = "end" // of a task, told to a client
 )
 
 // saw says that the world has just seen a thing of a kind.
@@ -255,6 +256,7 @@ type load struct {
 	client  *http.Client
 	direct  *nats.Conn // not nil: some goals are sent over NATS
 	cancels bool       // some goals are cancelled
+	waits   bool       // some clients are told of the end at once
 	running sync.WaitGroup
 	clients chan struct{} // bounds the goals in flight
 	next    int
@@ -343,17 +345,32 @@ func (l *load) one(ctx context.Context, n int) {
 		waitABit(ctx, jitter(time.Second))
 		l.cancel(ctx, task)
 	}
+	l.watch(ctx, task, l.waits && n%3 > 0)
+}
+
+// watch looks at a task until it has ended, now and then or by waiting for it.
+func (l *load) watch(ctx context.Context, task string, wait bool) {
+	var prefer []string
+	pause := 200 * time.Millisecond
+	if wait {
+		prefer, pause = []string{"Prefer", "wait=2"}, time.Millisecond
+	}
 	for ctx.Err() == nil {
-		waitABit(ctx, 200*time.Millisecond+jitter(time.Second))
+		waitABit(ctx, pause+jitter(5*pause))
 		var seen goal.Task
-		if l.get(ctx, task, "?trace=none", &seen) {
-			l.world.note(func() {
-				l.world.states[task] = append(l.world.states[task], seen.Status)
-				l.world.ended(seen)
-			})
-			if seen.Status.Terminal() {
-				return
-			}
+		if !l.get(ctx, task, "?trace=none", &seen, prefer...) {
+			pause = 200 * time.Millisecond
+			continue
+		}
+		if seen.Status.Terminal() {
+			l.world.saw(sawEnd)
+		}
+		l.world.note(func() {
+			l.world.states[task] = append(l.world.states[task], seen.Status)
+			l.world.ended(seen)
+		})
+		if seen.Status.Terminal() {
+			return
 		}
 	}
 }
@@ -415,8 +432,8 @@ func (l *load) send(ctx context.Context, key string, body []byte) (status int, h
 
 // get reads something of an acknowledged task, which must be there: only a
 // server that cannot answer may say anything else.
-func (l *load) get(ctx context.Context, task, what string, v any) bool {
-	status, _, body := l.do(ctx, http.MethodGet, "/v1/tasks/"+task+what, "", nil)
+func (l *load) get(ctx context.Context, task, what string, v any, header ...string) bool {
+	status, _, body := l.do(ctx, http.MethodGet, "/v1/tasks/"+task+what, "", nil, header...)
 	if status == http.StatusOK {
 		return json.Unmarshal(body, v) == nil
 	}
@@ -429,7 +446,8 @@ func (l *load) get(ctx context.Context, task, what string, v any) bool {
 }
 
 // do sends one request to any server; status 0 means that there was no answer.
-func (l *load) do(ctx context.Context, method, target, key string, body []byte) (status int, header http.Header, answer []byte) {
+// more are names and values of header fields.
+func (l *load) do(ctx context.Context, method, target, key string, body []byte, more ...string) (status int, header http.Header, answer []byte) {
 	url := l.urls[rand.IntN(len(l.urls))] //nolint:gosec // chance, not a secret
 	req, err := http.NewRequestWithContext(ctx, method, url+target, bytes.NewReader(body))
 	if err != nil {
@@ -438,6 +456,9 @@ func (l *load) do(ctx context.Context, method, target, key string, body []byte) 
 	if key != "" {
 		req.Header.Set("Content-Type", "application/json")
 		req.Header.Set("Idempotency-Key", key)
+	}
+	for i := 0; i+1 < len(more); i += 2 {
+		req.Header.Set(more[i], more[i+1])
 	}
 	resp, err := l.client.Do(req)
 	if err != nil {
