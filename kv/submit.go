@@ -138,7 +138,11 @@ type synced struct{ streams sync.Map }
 func (m *synced) note(stream string, seq uint64) {
 	v, _ := m.streams.LoadOrStore(stream, new(atomic.Uint64))
 	mark, _ := v.(*atomic.Uint64)
-	for known := mark.Load(); known < seq && !mark.CompareAndSwap(known, seq); known = mark.Load() {
+	for {
+		known := mark.Load()
+		if known >= seq || mark.CompareAndSwap(known, seq) {
+			return
+		}
 	}
 }
 
