@@ -3,6 +3,7 @@ package main
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -271,8 +272,8 @@ func (c *cell) take() (_ *simulated, again bool) {
 
 // started notes how long the goal has waited.
 func (c *cell) started(j *simulated) {
-	for i := len(c.phases) - 1; i >= 0; i-- {
-		if p := c.phases[i]; j.accepted >= p.from {
+	for _, p := range slices.Backward(c.phases) {
+		if j.accepted >= p.from {
 			_ = p.start.RecordValue((c.now - j.accepted).Microseconds()) // an hour would be too large
 			break
 		}

@@ -2,52 +2,47 @@ package main
 
 import (
 	"math"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/goalkeeper-dev/goalkeeper/kv"
+	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
+	"github.com/goalkeeper-dev/goalkeeper/worker"
 )
 
-// figures is what deploy/SCALING.md counts with. Rates are writes a second.
+// figures is what deploy/SCALING.md counts with: the values, and where they come
+// from, stand in scaling. Rates are writes a second.
 type figures struct {
-	// Measured: 512-byte publishes to one file-backed stream on a quiet machine,
-	// by so many writers, each with one write in flight.
 	someWriters, manyWriters                             float64
 	alwaysAlone, alwaysSome, alwaysSyncs                 float64 // embedded, a sync per message
 	groupSome, groupMany, groupSyncs                     float64 // embedded, group commit
-	replicaAlone, replicaSome, replicaMany, replicaSyncs float64 // three servers, sync_interval: always
-	// Measured: how long publishes fail after kill -9 of a leader among three.
-	electionMin, electionMax time.Duration
-	// Measured: heap of a server for each subject, and its start after kill -9,
-	// with a stream of so many subjects.
-	subjects                  float64
-	subjectMin, subjectMax    float64 // bytes
-	restartMin, restartMax    time.Duration
-	bytesPerTask, diskPerTask float64 // reckoned from them, for a finished task with a webhook
-	subjectsPerTask           float64 // goal, journal, end, result, delivery
-	messageOverhead           float64 // bytes on disk, beside message, subject and headers
-	inlineKiB                 float64 // goal.MaxInline: larger results go to the object store
+	replicaAlone, replicaSome, replicaMany, replicaSyncs float64 // three servers
+	electionMin, electionMax                             time.Duration
 
-	// What a goal writes (DESIGN.md of kv, worker and notifier).
-	queueWrites, eventWrites, eventWritesPerStep, resultWrites, deliveryWrites float64
+	subjects                        float64 // in the stream that the next four were measured with
+	subjectMin, subjectMax          float64 // bytes of heap for each
+	restartMin, restartMax          time.Duration
+	subjectsPerTask                 float64
+	bytesPerTask, diskPerTask       float64
+	messageOverhead, inlineKiB      float64
+	queueWrites                     float64 // of a goal, and so on
+	eventWrites, eventWritesPerStep float64
+	resultWrites, deliveryWrites    float64
+	slots, bigSlots                 float64 // of a worker process
+	ackWait                         time.Duration
+	inWork, listed                  float64 // goals of a tenant
+	inFlight, destination           float64 // webhooks of a notifier
 
-	// Limits and defaults of the program.
-	slots, bigSlots       float64       // worker.concurrency: default, and in the examples
-	ackWait               time.Duration // worker.DefaultAckWait
-	inWork                float64       // kv.QueueConfig.MaxAckPending
-	inFlight, destination float64       // webhooks of one notifier: in all, to one destination
-	listed                float64       // tasks of a tenant in a list
-
-	// The examples.
-	steps       float64
-	think, call time.Duration // mean of the planner's and the tool's time for a step
-	answer      time.Duration // mean of a webhook's receiver
-	serverBytes float64       // memory of a server for what is retained
-	replicas    float64
-	million     example
-	billion     example
+	steps               float64
+	think, call, answer time.Duration // means: planner and tool for a step, receiver of a webhook
+	serverBytes         float64       // memory of a server for what is retained
+	replicas            float64
+	million, billion    example
 }
 
 // example is a load that SCALING.md works out.
@@ -57,20 +52,34 @@ type example struct {
 }
 
 var scaling = figures{
+	// Publishes of 512 bytes into one file-backed stream of a quiet machine, by so
+	// many writers, each with one in flight; and syncs per write for someWriters.
 	someWriters: 64, manyWriters: 256,
-	alwaysAlone: 4_400, alwaysSome: 5_000, alwaysSyncs: 1.00,
-	groupSome: 36_000, groupMany: 57_000, groupSyncs: 0.05,
-	replicaAlone: 1_350, replicaSome: 19_800, replicaMany: 36_000, replicaSyncs: 0.14,
-	electionMin: 5 * time.Second, electionMax: 8 * time.Second, // TestFailover of kv does the same
+	alwaysAlone: 4_400, alwaysSome: 5_000, alwaysSyncs: 1.00, // durability: always
+	groupSome: 36_000, groupMany: 57_000, groupSyncs: 0.05, // durability: group
+	replicaAlone: 1_350, replicaSome: 19_800, replicaMany: 36_000, replicaSyncs: 0.14, // three servers, sync_interval: always, one disk
+	// How long publishes fail after kill -9 of the leader among three servers.
+	electionMin: 5 * time.Second, electionMax: 8 * time.Second,
+
+	// Streams of up to 1,000,000 subjects: heap of the server, and its start after a
+	// clean end and after kill -9. Of whole tasks: goalkeeper bench list --finished N.
 	subjects: 1_000_000, subjectMin: 150, subjectMax: 500,
 	restartMin: 400 * time.Millisecond, restartMax: 2600 * time.Millisecond,
-	bytesPerTask: 1200, diskPerTask: 10_000, subjectsPerTask: 5, messageOverhead: 30, inlineKiB: 64,
+	// Reckoned from these for a finished task with a webhook: goal, journal, end,
+	// result, delivery.
+	subjectsPerTask: 5, bytesPerTask: 1200, diskPerTask: 10_000,
+	messageOverhead: 30, inlineKiB: goal.MaxInline >> 10, // headers of a stored message; what is larger is an object
 
+	// TestScalingWrites counts them.
 	queueWrites: 1, eventWrites: 2, eventWritesPerStep: 2, resultWrites: 1, deliveryWrites: 2,
 
-	slots: 64, bigSlots: 512, ackWait: 15 * time.Second, inWork: 10_000,
-	inFlight: 256, destination: 8, listed: 10_000,
+	// Limits and defaults of the program: worker.concurrency and what the examples
+	// set it to; MaxAckPending of a tenant's queue and the length of a list;
+	// attempts of a notifier in all and at one destination.
+	slots: 64, bigSlots: 512, ackWait: worker.DefaultAckWait, inWork: 10_000, listed: 10_000,
+	inFlight: 256, destination: 8,
 
+	// The examples are chosen.
 	steps: 5, think: 5 * time.Second, call: time.Second, answer: 500 * time.Millisecond,
 	serverBytes: 64e9, replicas: 3,
 	million: example{perDay: 1e6, peak: 10, retention: 7},
@@ -202,12 +211,51 @@ func TestScalingDocument(t *testing.T) {
 	}
 }
 
+// TestScalingWrites counts what a goal writes.
+func TestScalingWrites(t *testing.T) {
+	t.Parallel()
+	f := scaling
+	_, hook := newEndpoint(t)
+	config := writeConfig(t, filepath.Join(t.TempDir(), "allow.yaml"), "webhooks: {allow: [127.0.0.1]}\n")
+	p := launch(t, nil, "serve", "--config", config, "--data", t.TempDir(), "--listen", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
+	things := map[string]any{}
+	for n := range int(f.steps) {
+		things["thing-"+strconv.Itoa(n)] = map[string]any{"n": 1}
+	}
+	g := writeGoal("", 0)
+	g["goal"] = map[string]any{"intent": "Write some things", "target_state": map[string]any{"things": things}}
+	g["guardrails"] = map[string]any{"max_steps": 2 * int(f.steps), "timeout_seconds": 60}
+	g["webhook_url"] = hook
+	task := p.settled(p.post("counted", g).task().ID)
+	if task.Status != goal.Succeeded || float64(task.Usage.Steps) != f.steps {
+		t.Fatalf("%s after %d steps", task.Status, task.Usage.Steps)
+	}
+	_, js := streamsAt(t, p.nats)
+	for stream, want := range map[string]float64{
+		goal.GoalsStream(kv.DefaultTenant): f.queueWrites, goal.EventsStream: f.toEvents(),
+		"KV_RESULTS": f.resultWrites, "DELIVERIES": f.deliveryWrites, "KV_STATE": f.steps,
+	} {
+		var got uint64
+		comesTrue(t, "all writes to "+stream, func() bool {
+			s, err := js.Stream(t.Context(), stream)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = s.CachedInfo().State.LastSeq
+			return float64(got) >= want
+		})
+		if float64(got) != want {
+			t.Errorf("%s: %d writes, the figures say %.0f", stream, got, want)
+		}
+	}
+}
+
 // scalingSections are the rows, items and paragraphs of SCALING.md by heading.
 func scalingSections(t *testing.T) map[string][]string {
 	t.Helper()
 	out := map[string][]string{}
 	blocks := regexp.MustCompile(`\n\n+|\n(?:\d+\. )?(?:[|-])`)
-	for _, section := range strings.Split(string(readDeploy(t, "SCALING.md")), "\n## ") {
+	for section := range strings.SplitSeq(string(readDeploy(t, "SCALING.md")), "\n## ") {
 		heading, text, _ := strings.Cut(section, "\n")
 		for at := 0; at < len(text); {
 			end := len(text)
@@ -259,7 +307,7 @@ func (n numeral) value() float64 {
 // rounds reports whether n is v, rounded to the digits of n. Zeros at the end of
 // a whole number are no digits.
 func (n numeral) rounds(v float64) bool {
-	unit := 1.0
+	var unit float64
 	if whole, decimals, ok := strings.Cut(string(n), "."); ok {
 		unit = math.Pow10(-len(decimals))
 	} else {
