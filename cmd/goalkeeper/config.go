@@ -82,6 +82,7 @@ type tenantConfig struct {
 	Burst          int          `yaml:"burst"`           // default twice the rate
 	DirectRoles    []string     `yaml:"direct_roles"`    // of submissions over NATS, which carry no key
 	MaxQueued      int          `yaml:"max_queued"`      // 0: no limit
+	MaxRunning     int          `yaml:"max_running"`     // goals in work at a time, over all workers; 0: 10,000
 	WebhookSecrets []hookSecret `yaml:"webhook_secrets"` // the first is current
 	TokenBalance   *int64       `yaml:"token_balance"`   // granted once; absent: no balance is kept
 }
@@ -359,8 +360,8 @@ func (c *config) check() error {
 			bad("tenants[%d].name: %q is there twice", i, t.Name)
 		}
 		names[t.Name] = true
-		if t.MaxQueued < 0 || t.Rate < 0 || t.Burst < 0 {
-			bad("tenants[%d]: rate, burst and max_queued must not be negative", i)
+		if t.MaxQueued < 0 || t.MaxRunning < 0 || t.Rate < 0 || t.Burst < 0 {
+			bad("tenants[%d]: rate, burst, max_queued and max_running must not be negative", i)
 		}
 		for j, h := range t.WebhookSecrets {
 			if err := notifier.CheckSecret(string(h.Key)); err != nil {

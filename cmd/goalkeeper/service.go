@@ -164,12 +164,12 @@ func storeConfig(c *config, b *broker, log *slog.Logger) kv.Config {
 func (s *service) openWorker(ctx context.Context, m *metrics) error {
 	queues := map[string]worker.Queue{}
 	wait := s.cfg.Worker.AckWait.or(worker.DefaultAckWait)
-	for _, t := range s.cfg.tenantNames() {
-		q, err := s.store.Queue(ctx, t, kv.QueueConfig{AckWait: wait})
+	for _, t := range s.cfg.Tenants {
+		q, err := s.store.Queue(ctx, t.Name, kv.QueueConfig{AckWait: wait, MaxAckPending: t.MaxRunning})
 		if err != nil {
-			return fmt.Errorf("queue of tenant %s: %w", t, err)
+			return fmt.Errorf("queue of tenant %s: %w", t.Name, err)
 		}
-		queues[t] = workerQueue{q}
+		queues[t.Name] = workerQueue{q}
 	}
 	cfg := worker.Config{
 		Queues: queues, Store: taskStore{workerStore{s.store}, s.times}, Environments: s.envs, Balance: s.envs.agentBalance(),
