@@ -19,6 +19,8 @@ const (
 	balanceSettled = 128
 	// balanceHolds bounds the reservations in flight of one tenant.
 	balanceHolds = 4096
+	// balanceVersion is the version of the stored balance.
+	balanceVersion = 1
 	// Unlimited is what Left answers for a tenant that has no balance.
 	Unlimited = math.MaxInt64
 )
@@ -26,7 +28,7 @@ const (
 // balanceRecord is a tenant's balance: one record, so that every change of it
 // is one compare-and-set. Left does not hold what is reserved.
 type balanceRecord struct {
-	Version int             `json:"version"`
+	Version int             `json:"version"` // balanceVersion
 	Left    int64           `json:"left"`
 	Holds   map[string]hold `json:"holds,omitempty"`   // by digest of the id
 	Settled []string        `json:"settled,omitempty"` // digests of ids, oldest first
@@ -142,7 +144,7 @@ func balanceSubject(tenant string) string { return bucketSubject(goal.BalancesBu
 func (b *Balances) load(ctx context.Context, subject string) (balanceRecord, uint64, error) {
 	stored, err := b.s.getFresh(ctx, bucketStream(goal.BalancesBucket), subject)
 	if errors.Is(err, goal.ErrNotFound) {
-		return balanceRecord{Version: 1}, 0, nil
+		return balanceRecord{Version: balanceVersion}, 0, nil
 	}
 	if err != nil {
 		return balanceRecord{}, 0, err
@@ -150,6 +152,9 @@ func (b *Balances) load(ctx context.Context, subject string) (balanceRecord, uin
 	var r balanceRecord
 	if err := goal.Unmarshal(stored.Data, &r); err != nil {
 		return balanceRecord{}, 0, fmt.Errorf("decode balance %s: %w", subject, err)
+	}
+	if r.Version != balanceVersion {
+		return balanceRecord{}, 0, fmt.Errorf("decode balance %s: %w: %d", subject, errVersion, r.Version)
 	}
 	return r, stored.Seq, nil
 }

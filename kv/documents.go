@@ -22,13 +22,15 @@ const (
 	maxDocumentName = 255
 	// documentKeys is how many idempotency keys a document remembers.
 	documentKeys = 8
+	// documentVersion is the version of the stored document record.
+	documentVersion = 1
 )
 
 // documentRecord is a document as it is stored: the value, and the keys of the
 // last writes in the same record, so that an effect and the memory of it are
 // one write. A removed document stays as a record until the retention ends.
 type documentRecord struct {
-	Version int             `json:"version"`
+	Version int             `json:"version"` // documentVersion
 	Value   json.RawMessage `json:"v,omitempty"`
 	Deleted bool            `json:"deleted,omitempty"`
 	Keys    []documentKey   `json:"keys,omitempty"` // newest first
@@ -159,6 +161,9 @@ func decodeDocument(r Record) (documentRecord, error) {
 	if err := goal.Unmarshal(r.Data, &doc); err != nil {
 		return documentRecord{}, fmt.Errorf("decode document %s: %w", r.Subject, err)
 	}
+	if doc.Version != documentVersion {
+		return documentRecord{}, fmt.Errorf("decode document %s: %w: %d", r.Subject, errVersion, doc.Version)
+	}
 	return doc, nil
 }
 
@@ -273,7 +278,7 @@ func (r documentRecord) did(key string, own uint64) (bool, uint64) {
 // after is the record that follows: the new value, and the keys with the one
 // of this write in front.
 func (r documentRecord) after(value json.RawMessage, key string, last uint64) documentRecord {
-	next := documentRecord{Version: 1, Value: value, Deleted: value == nil}
+	next := documentRecord{Version: documentVersion, Value: value, Deleted: value == nil}
 	if key != "" {
 		next.Keys = []documentKey{{Key: key, Deleted: value == nil}}
 	}
