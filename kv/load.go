@@ -142,13 +142,13 @@ func (s *Store) outcome(ctx context.Context, acc goal.Accepted, record Record, f
 }
 
 // confirmed is the record of an answer to a lastQuestion, or goal.ErrNotFound by
-// the word of the leader.
+// the word of the leader, also while the network is cut.
 func (s *Store) confirmed(ctx context.Context, a answer, stream, subject string) (Record, error) {
 	if len(a.records) > 0 {
 		return present(a.records[0], nil)
 	}
 	if s.conf.Replicas > 1 {
-		return s.getFresh(ctx, stream, subject)
+		return s.getSure(ctx, stream, subject)
 	}
 	return Record{}, fmt.Errorf("read %s: %w", subject, goal.ErrNotFound)
 }

@@ -111,6 +111,7 @@ type Store struct {
 	queueInfo map[string]*queueGauge // by tenant
 	objects   jetstream.ObjectStore
 	presence  presence
+	terms     terms
 	inbox     inbox
 	synced    synced
 }
