@@ -23,6 +23,7 @@ func TestSoakEmbedded(t *testing.T) {
 	port := freePorts(t, 1)[0]
 	serve := program(t, dir, "serve", "goalkeeper", "serve", "--config", w.config(t, dir, ""), "--data", dir+"/data", "--listen", "127.0.0.1:"+port)
 	l := newLoad(t, w, 20, "http://127.0.0.1:"+port)
+	l.mixed = true
 	ctx, enough := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() { defer close(done); l.run(ctx) }()

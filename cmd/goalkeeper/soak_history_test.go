@@ -37,6 +37,24 @@ type sentGoal struct {
 	cancel  bool   // its client changes its mind
 	counter string // empty: the goal is of another kind
 	target  int    // of the counter
+	far     bool   // it is cancelled before it gets there
+
+	unsafe    bool // its tool may not be repeated, and does not notice when it is
+	published bool // it goes into the intake, whose acknowledgement is taken for the 202
+}
+
+// may reports whether the goal, which can be reached, may end so.
+func (g sentGoal) may(e goal.Ended) bool {
+	switch e.Status { //nolint:exhaustive // the others are no ends
+	case goal.Succeeded:
+		return !g.far
+	case goal.Cancelled:
+		return g.cancel
+	default:
+		// A worker that is gone may have left a call of which nobody can say what
+		// came of it.
+		return g.unsafe && e.Reason == goal.OutcomeUnknown
+	}
 }
 
 // seenHook is a webhook that arrived, with a signature that verifies.
@@ -103,7 +121,8 @@ func (h *history) ended(t goal.Task) {
 
 // check is every way in which the history breaks the promise: what was
 // acknowledged is settled once, with its webhook, and every effect took place
-// once. It does not ask how a task ended; see unwanted.
+// once, also that of a tool that may not be repeated. It does not ask how a task
+// ended; see unwanted.
 func (h *history) check() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -112,6 +131,9 @@ func (h *history) check() []string {
 		if _, ok := h.acked[task]; !ok {
 			bad = append(bad, task+": never acknowledged")
 			continue
+		}
+		if ended, ok := h.outcome(task); ok && ended.Status == goal.Cancelled && !h.sent[task].cancel {
+			bad = append(bad, task+": cancelled, and nobody asked for it")
 		}
 		for _, what := range [][]string{h.checkTrace(task), h.checkCalls(task), h.checkStates(task), h.checkHooks(task)} {
 			for _, w := range what {
@@ -245,17 +267,13 @@ func (h *history) checkEffects() (bad []string) {
 	return bad
 }
 
-// unwanted are the tasks that did not succeed although their goals could be
+// unwanted are the tasks that ended as they may not, since their goals could be
 // reached, and those that were not cancelled although they had time.
 func (h *history) unwanted() (bad []string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for task := range h.acked {
-		want := goal.Succeeded
-		if h.sent[task].cancel {
-			want = goal.Cancelled
-		}
-		if ended, ok := h.outcome(task); ok && ended.Status != want {
+		if ended, ok := h.outcome(task); ok && !h.sent[task].may(ended) {
 			bad = append(bad, fmt.Sprintf("%s: %s %s %s", task, ended.Status, ended.Reason, ended.Detail))
 		}
 	}
@@ -293,13 +311,31 @@ func (s spread) String() string {
 func (h *history) summary() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	var start, takeover, end spread
+	var start, taken, takeover, end spread
 	more, back := 0, 0
+	var published, asked, cancelled, unsafe, unknown int
+	count := func(n *int, is bool) {
+		if is {
+			*n++
+		}
+	}
 	for task, at := range h.acked {
+		g := h.sent[task]
+		ended, _ := h.outcome(task)
+		count(&published, g.published)
+		count(&asked, g.cancel)
+		count(&cancelled, ended.Status == goal.Cancelled)
+		count(&unsafe, g.unsafe)
+		count(&unknown, ended.Reason == goal.OutcomeUnknown)
 		for i, e := range h.traces[task] {
 			switch e.Type { //nolint:exhaustive // the others take no part
 			case goal.TaskStarted:
-				start = append(start, max(0, e.Time.Sub(at))) // the work may begin before the answer arrives
+				wait := max(0, e.Time.Sub(at)) // the work may begin before the answer arrives
+				if g.published {
+					taken = append(taken, wait)
+				} else {
+					start = append(start, wait)
+				}
 			case goal.TaskResumed:
 				takeover = append(takeover, e.Time.Sub(h.traces[task][max(0, i-1)].Time))
 			case goal.TaskEnded:
@@ -317,7 +353,9 @@ func (h *history) summary() string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "goals sent %d, acknowledged %d; effects %d; webhooks for %d tasks, %d of them again; running read as queued %d times\n",
 		len(h.sent), len(h.acked), len(h.effects), len(h.hooks), more, back)
-	fmt.Fprintf(&s, "202 to start:      %s\nlast event to take-over: %s\n202 to end:        %s", start, takeover, end)
+	fmt.Fprintf(&s, "through the intake %d; cancelled %d of %d that were to be; outcome unknown of %d of %d with an unsafe tool\n",
+		published, cancelled, asked, unknown, unsafe)
+	fmt.Fprintf(&s, "202 to start:      %s\nintake to start:   %s\nlast event to take-over: %s\n202 to end:        %s", start, taken, takeover, end)
 	return s.String()
 }
 
@@ -436,6 +474,9 @@ func TestHistoryCheck(t *testing.T) {
 		{"effect missing", func(h *history) { h.effects = h.effects[:1] }, "counter at 1, want 2"},
 		{"one step more", func(h *history) { h.effects = append(h.effects, effect{b, "3", "c"}) }, "counter at 3, want 2"},
 		{"effect elsewhere", func(h *history) { h.effects[0].task = a }, "not its own"},
+		{"cancelled by nobody", func(h *history) {
+			h.states[a], h.traces[a][2].Ended.Status, h.hooks[a] = nil, goal.Cancelled, []seenHook{{goal.WebhookID(defaultTenant, a), goal.Cancelled, "d"}}
+		}, "nobody asked"},
 		{"refused", func(h *history) { h.refused = []string{"409"} }, "409"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -444,6 +485,40 @@ func TestHistoryCheck(t *testing.T) {
 			tc.spoil(h)
 			if bad := h.check(); !strings.Contains(strings.Join(bad, "\n"), tc.want) {
 				t.Errorf("check() = %q, want %q", bad, tc.want)
+			}
+		})
+	}
+}
+
+// TestHistoryUnwanted shows which ends the checker lets pass.
+func TestHistoryUnwanted(t *testing.T) {
+	t.Parallel()
+	succeeded := goal.Ended{Status: goal.Succeeded, Reason: goal.TargetStateReached}
+	cancelled := goal.Ended{Status: goal.Cancelled, Reason: goal.CancelRequested}
+	unknown := goal.Ended{Status: goal.Failed, Reason: goal.OutcomeUnknown}
+	failed := goal.Ended{Status: goal.Failed, Reason: goal.ToolFailed}
+	for _, tc := range []struct {
+		name  string
+		goal  sentGoal
+		ended goal.Ended
+		want  bool
+	}{
+		{"succeeded", sentGoal{}, succeeded, true},
+		{"succeeded before the cancel", sentGoal{cancel: true}, succeeded, true},
+		{"cancelled", sentGoal{cancel: true}, cancelled, true},
+		{"cancelled by nobody", sentGoal{unsafe: true}, cancelled, false},
+		{"call of an unsafe tool was cut off", sentGoal{unsafe: true}, unknown, true},
+		{"call of a keyed tool was cut off", sentGoal{cancel: true}, unknown, false},
+		{"reached although it is far", sentGoal{cancel: true, far: true}, succeeded, false},
+		{"failed", sentGoal{unsafe: true, cancel: true}, failed, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			t.Parallel()
+			h, task := goodHistory(), goal.TaskID(defaultTenant, "a")
+			h.sent[task] = tc.goal
+			h.traces[task][2].Ended = &tc.ended
+			if bad := h.unwanted(); (len(bad) == 0) != tc.want {
+				t.Errorf("unwanted() = %q, want it to pass: %v", bad, tc.want)
 			}
 		})
 	}

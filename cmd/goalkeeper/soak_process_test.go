@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
 )
 
 // natsNode is one NATS server as a process: the program nats-node of the
@@ -41,6 +42,7 @@ func natsNode() {
 	opts.ServerName, opts.StoreDir = *name, *store
 	opts.Host, opts.Port, opts.HTTPHost, opts.HTTPPort = "127.0.0.1", *port, "127.0.0.1", *monitor
 	opts.Cluster.Host, opts.Cluster.Port, opts.Routes = "127.0.0.1", *cluster, server.RoutesFromStr(*routes)
+	opts.Cluster.Advertise = "127.0.0.1:1" // nobody: every route takes its link
 	s, err := server.NewServer(opts)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -173,28 +175,49 @@ func (m *member) stop() error {
 }
 
 // natsCluster is three NATS servers as processes, configured by
-// deploy/nats/cluster.conf.
+// deploy/nats/cluster.conf. The routes between them take links.
 type natsCluster struct {
 	nodes    []*member
 	monitors []string
 	url      string
+	system   string      // url for the system account
+	links    [3][3]*link // by the server that dials and the one that it dials
 }
+
+// soakUsers lets everybody into the global account, and one into the system's.
+const soakUsers = `
+authorization {users: [{user: everybody, password: none}]}
+no_auth_user: everybody
+accounts {$SYS {users: [{user: system, password: none}]}}
+`
 
 func newNATSCluster(tb testing.TB, dir string) *natsCluster {
 	tb.Helper()
-	config, err := filepath.Abs(filepath.Join("..", "..", "deploy", "nats", "cluster.conf"))
+	conf, err := os.ReadFile(filepath.Join("..", "..", "deploy", "nats", "cluster.conf"))
 	if err != nil {
 		tb.Fatal(err)
 	}
-	const size = 3
+	config := filepath.Join(dir, "nats.conf")
+	if err := os.WriteFile(config, append(conf, soakUsers...), 0o600); err != nil { //nolint:gosec // in a folder of the test's
+		tb.Fatal(err)
+	}
+	c := &natsCluster{}
+	const size = len(c.links)
 	ports := freePorts(tb, 3*size)
-	var routes, urls []string
+	var urls, system []string
 	for i := range size {
 		urls = append(urls, "nats://127.0.0.1:"+ports[i])
-		routes = append(routes, "nats://127.0.0.1:"+ports[size+i])
+		system = append(system, "nats://system:none@127.0.0.1:"+ports[i])
 	}
-	c := &natsCluster{url: strings.Join(urls, ",")}
+	c.url, c.system = strings.Join(urls, ","), strings.Join(system, ",")
 	for i := range size {
+		var routes []string
+		for j := range size {
+			if i != j {
+				c.links[i][j] = newLink(tb, "127.0.0.1:"+ports[size+j])
+				routes = append(routes, "nats://"+c.links[i][j].address())
+			}
+		}
 		name := "nats-" + strconv.Itoa(i+1)
 		c.nodes = append(c.nodes, program(tb, dir, name, "nats-node", "-config", config, "-name", name, "-store", filepath.Join(dir, name),
 			"-port", ports[i], "-cluster", ports[size+i], "-monitor", ports[2*size+i], "-routes", strings.Join(routes, ",")))
@@ -202,6 +225,19 @@ func newNATSCluster(tb testing.TB, dir string) *natsCluster {
 		c.nodes[i].start()
 	}
 	return c
+}
+
+// dial is a connection to whatever server is there.
+func dial(tb testing.TB, url string) *nats.Conn {
+	tb.Helper()
+	quiet := nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}) // it loses its server again and again
+	nc, err := nats.Connect(url, nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond), nats.Timeout(5*time.Second),
+		nats.PingInterval(2*time.Second), nats.MaxPingsOutstanding(2), quiet)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(nc.Close)
+	return nc
 }
 
 // healthy waits until every server has its streams up to date.

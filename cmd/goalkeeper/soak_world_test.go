@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 	"github.com/goalkeeper-dev/goalkeeper/notifier"
@@ -58,8 +59,8 @@ func soakSeed(tb testing.TB) uint64 {
 
 // soakWorld is what surrounds Goalkeeper in a soak: a planner that rewords its
 // answer whenever it is asked, a tool that is not idempotent by nature and
-// honours keys, the state that it changes, and a receiver of webhooks that
-// refuses some of them once.
+// honours keys, another that does not, the state that they change, and a
+// receiver of webhooks that refuses some of them once.
 type soakWorld struct {
 	*history
 
@@ -104,8 +105,9 @@ func newSoakWorld(tb testing.TB) *soakWorld {
 		history: newHistory(), secret: notifier.NewSecret(), slow: 30 * time.Millisecond, counters: map[string]int{}, answers: map[string]string{}, refused: map[string]bool{},
 	}
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /plan", w.plan)
-	mux.HandleFunc("POST /add", w.add)
+	mux.HandleFunc("POST /plan/{tool}", w.plan)
+	mux.HandleFunc("POST /add", func(rw http.ResponseWriter, r *http.Request) { w.add(rw, r, true) })
+	mux.HandleFunc("POST /push", func(rw http.ResponseWriter, r *http.Request) { w.add(rw, r, false) })
 	mux.HandleFunc("GET /state/counters/{id}", w.read)
 	mux.HandleFunc("POST /hook", w.hook)
 	srv := httptest.NewServer(mux)
@@ -133,8 +135,13 @@ environments:
   - name: counters
     no_state_tools: true
     state: {type: http, url: "%[3]s/state/{collection}/{id}", missing_as_empty: true}
-    planner: {type: http, url: "%[3]s/plan"}
+    planner: {type: http, url: "%[3]s/plan/counter.add"}
     tools: [{name: counter.add, url: "%[3]s/add", replay: keyed}]
+  - name: pushed
+    no_state_tools: true
+    state: {type: http, url: "%[3]s/state/{collection}/{id}", missing_as_empty: true}
+    planner: {type: http, url: "%[3]s/plan/counter.push"}
+    tools: [{name: counter.push, url: "%[3]s/push", replay: unsafe}]
 `, soakAckWait, w.secret, w.url)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		tb.Fatal(err)
@@ -163,13 +170,14 @@ func (w *soakWorld) plan(rw http.ResponseWriter, r *http.Request) {
 	w.state.Unlock()
 	for name := range q.Goal.Goal.Target.Counters {
 		answerJSON(rw, http.StatusOK, map[string]any{
-			"action": map[string]any{"tool": "counter.add", "arguments": map[string]any{"name": name, "wording": wording}}, "why": "one more",
+			"action": map[string]any{"tool": r.PathValue("tool"), "arguments": map[string]any{"name": name, "wording": wording}}, "why": "one more",
 		})
 	}
 }
 
-// add takes effect once for each key, and answers some time later.
-func (w *soakWorld) add(rw http.ResponseWriter, r *http.Request) {
+// add takes effect, once for each key if it honours keys, and answers some time
+// later.
+func (w *soakWorld) add(rw http.ResponseWriter, r *http.Request, honours bool) {
 	w.saw(sawCall)
 	key, task := r.Header.Get("Idempotency-Key"), r.Header.Get("Goalkeeper-Session")
 	w.note(func() { w.calls[task] = append(w.calls[task], key) })
@@ -180,7 +188,7 @@ func (w *soakWorld) add(rw http.ResponseWriter, r *http.Request) {
 	}
 	w.state.Lock()
 	body, known := w.answers[key]
-	if !known {
+	if !known || !honours {
 		w.counters[args.Name]++
 		body = fmt.Sprintf(`{"value": %d}`, w.counters[args.Name])
 		w.answers[key] = body
@@ -188,7 +196,11 @@ func (w *soakWorld) add(rw http.ResponseWriter, r *http.Request) {
 		w.note(func() { w.effects = append(w.effects, e) })
 	}
 	w.state.Unlock()
-	waitABit(r.Context(), jitter(w.slow))
+	wait := w.slow
+	if !honours {
+		wait *= 10 // so that a fault meets a call in flight
+	}
+	waitABit(r.Context(), jitter(wait))
 	rw.Header().Set("Content-Type", "application/json")
 	fmt.Fprint(rw, body)
 }
@@ -254,9 +266,11 @@ type load struct {
 	urls    []string
 	rate    int // goals a second
 	client  *http.Client
-	direct  *nats.Conn // not nil: some goals are sent over NATS
-	cancels bool       // some goals are cancelled
-	waits   bool       // some clients are told of the end at once
+	direct  *nats.Conn          // not nil: some goals are sent over NATS
+	intake  jetstream.JetStream // not nil: some goals are published to the intake
+	cancels bool                // some goals are cancelled that go on until they are
+	mixed   bool                // some goals are cancelled or end, some have a tool that may not be repeated
+	waits   bool                // some clients are told of the end at once
 	running sync.WaitGroup
 	clients chan struct{} // bounds the goals in flight
 	next    int
@@ -305,13 +319,16 @@ func (l *load) run(ctx context.Context) {
 
 // goal is the goal of client n, and its body.
 func (l *load) goal(n int) (sentGoal, []byte) {
-	g := sentGoal{key: "g" + strconv.Itoa(n), n: n}
+	g := sentGoal{key: "g" + strconv.Itoa(n), n: n, cancel: l.mixed && n%7 == 3, published: l.intake != nil && n%5 == 2}
 	thing := map[string]any{"things": map[string]any{g.key: map[string]any{"done": true}}}
 	environment, steps := goal.DefaultEnvironment, 8
 	if n%2 == 1 {
-		g.counter, g.target, environment = "c"+g.key, 1+n%3, "counters"
-		if g.cancel = l.cancels && n%16 == 1; g.cancel {
-			g.target, steps = 45, 50 // far more than it gets
+		g.counter, g.target, environment = "c"+g.key, 1+n/6%3, "counters"
+		if l.cancels && n%16 == 1 {
+			g.cancel, g.far, g.target, steps = true, true, 45, 50 // far more than it gets
+		}
+		if g.unsafe = l.mixed && n%3 == 2; g.unsafe {
+			environment = "pushed"
 		}
 		thing = map[string]any{"counters": map[string]any{g.counter: map[string]any{"value": g.target}}}
 	}
@@ -333,16 +350,24 @@ func (l *load) one(ctx context.Context, n int) {
 	l.world.note(func() { l.world.sent[task] = g })
 	ctx, cancel := context.WithTimeout(ctx, l.patience)
 	defer cancel()
-	if !l.submit(ctx, g.key, task, body) {
+	submit := l.submit
+	if g.published {
+		submit = l.publish
+	}
+	if !submit(ctx, g.key, task, body) {
 		return
 	}
 	at := time.Now()
 	l.world.note(func() { l.world.acked[task] = at })
 	if n%8 == 0 {
-		l.submit(ctx, g.key, task, body)
+		submit(ctx, g.key, task, body)
 	}
 	if g.cancel {
-		waitABit(ctx, jitter(time.Second))
+		most := time.Second
+		if !g.far {
+			most /= 5 // it may end by itself
+		}
+		waitABit(ctx, jitter(most))
 		l.cancel(ctx, task)
 	}
 	l.watch(ctx, task, l.waits && n%3 > 0)
@@ -378,11 +403,13 @@ func (l *load) watch(ctx context.Context, task string, wait bool) {
 // cancel asks for the end of a task until that is answered.
 func (l *load) cancel(ctx context.Context, task string) {
 	for ctx.Err() == nil {
-		if status, _, _ := l.do(ctx, http.MethodPost, "/v1/tasks/"+task+"/cancel", "", nil); status == http.StatusAccepted {
+		status, _, body := l.do(ctx, http.MethodPost, "/v1/tasks/"+task+"/cancel", "", nil)
+		if status == http.StatusAccepted {
 			l.world.saw(sawCancel)
 			l.world.note(func() { l.world.cancelled[task] = true })
 			return
 		}
+		l.failed(task, "cancel", status, body)
 		waitABit(ctx, 50*time.Millisecond+jitter(300*time.Millisecond))
 	}
 }
@@ -430,6 +457,24 @@ func (l *load) send(ctx context.Context, key string, body []byte) (status int, h
 	return status, http.Header(r.Header), r.Data
 }
 
+// publish stores a goal in the intake, and does not wait until it has a task: the
+// acknowledgement is the promise.
+func (l *load) publish(ctx context.Context, key, _ string, body []byte) bool {
+	m := nats.NewMsg(goal.SubmitSubject(defaultTenant))
+	m.Data = body
+	m.Header.Set(nats.MsgIdHdr, key)
+	for ctx.Err() == nil {
+		try, cancel := context.WithTimeout(ctx, l.client.Timeout)
+		_, err := l.intake.PublishMsg(try, m)
+		cancel()
+		if err == nil {
+			return true
+		}
+		waitABit(ctx, 50*time.Millisecond+jitter(300*time.Millisecond))
+	}
+	return false
+}
+
 // get reads something of an acknowledged task, which must be there: only a
 // server that cannot answer may say anything else.
 func (l *load) get(ctx context.Context, task, what string, v any, header ...string) bool {
@@ -437,12 +482,20 @@ func (l *load) get(ctx context.Context, task, what string, v any, header ...stri
 	if status == http.StatusOK {
 		return json.Unmarshal(body, v) == nil
 	}
-	if status != 0 && status < http.StatusInternalServerError {
-		l.world.note(func() {
-			l.world.history.refused = append(l.world.history.refused, fmt.Sprintf("%s: GET answered %d %s", task, status, body))
-		})
-	}
+	l.failed(task, "GET", status, body)
 	return false
+}
+
+// failed judges an answer that is not a success: only a server that cannot
+// answer may give one, and any to a goal that waits in the intake.
+func (l *load) failed(task, what string, status int, body []byte) {
+	l.world.note(func() {
+		waits := l.world.sent[task].published && len(l.world.states[task]) == 0 && !l.world.cancelled[task]
+		if status == 0 || status >= http.StatusInternalServerError || status == http.StatusNotFound && waits {
+			return
+		}
+		l.world.history.refused = append(l.world.history.refused, fmt.Sprintf("%s: %s answered %d %s", task, what, status, body))
+	})
 }
 
 // do sends one request to any server; status 0 means that there was no answer.
@@ -494,5 +547,5 @@ func (l *load) finish(tb testing.TB) {
 		}
 	}
 	report("broken promises", l.world.check())
-	report("tasks that did not succeed", l.world.unwanted())
+	report("tasks that ended otherwise", l.world.unwanted())
 }
