@@ -79,8 +79,19 @@ func (s *Server) runList(ctx context.Context, tenant string) {
 		caughtUp := make(chan struct{})
 		g, ctx := errgroup.WithContext(ctx)
 		g.Go(func() error {
+			tail, stop := context.WithCancel(ctx)
+			defer stop()
 			known := func(task string, seq uint64) bool { return s.lists.knows(tenant, task, seq) }
-			return s.cfg.Tail.TailQueue(ctx, tenant, s.cfg.ListSize, known, s.lists.accept, func() { close(caughtUp) })
+			err := s.cfg.Tail.TailQueue(tail, tenant, s.cfg.ListSize, known, s.lists.accept, func() {
+				close(caughtUp)
+				if s.cfg.Alone {
+					stop()
+				}
+			})
+			if tail.Err() != nil && ctx.Err() == nil {
+				<-ctx.Done() // every later goal comes through this process
+			}
+			return err
 		})
 		g.Go(func() error {
 			select {

@@ -331,22 +331,28 @@ func (d *Documents) List(ctx context.Context, namespace, collection string, limi
 	return ids, err
 }
 
-// Present reports whether a collection is there: as a whole document, or by
-// its entities. One whose entities were all removed is there, and empty, until
-// the whole is removed too.
-func (d *Documents) Present(ctx context.Context, namespace, collection string) (bool, error) {
+// Collection reports whether a collection is there: as a whole document, whose
+// value and revision it returns, or by its entities. One whose entities were all
+// removed is there, and empty, until the whole is removed too.
+func (d *Documents) Collection(ctx context.Context, namespace, collection string) (whole json.RawMessage, rev uint64, present bool, err error) {
 	subject, err := documentSubject(namespace, collection, "")
 	if err != nil {
-		return false, err
+		return nil, 0, false, err
 	}
-	whole, removed, err := d.load(ctx, subject)
-	if err != nil {
-		return false, err
+	doc, last, err := d.load(ctx, subject)
+	switch {
+	case err != nil:
+		return nil, 0, false, err
+	case last > 0 && !doc.Deleted:
+		return doc.Value, last, true, nil
 	}
-	present := removed > 0 && !whole.Deleted
-	if present {
-		return true, nil
-	}
+	present, err = d.hasEntities(ctx, namespace, collection, subject, last)
+	return nil, 0, present, err
+}
+
+// hasEntities reports whether a collection has entities, or had some since its
+// whole was removed.
+func (d *Documents) hasEntities(ctx context.Context, namespace, collection, subject string, removed uint64) (present bool, err error) {
 	if d.s.presence.seen(subject) > removed {
 		return true, nil
 	}

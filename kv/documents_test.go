@@ -165,7 +165,7 @@ func documentsPresent(d *kv.Documents) func(*testing.T) {
 		ns := t.Name()
 		check := func(when string, want bool, ids ...string) {
 			t.Helper()
-			there, err := d.Present(ctx, ns, "c")
+			_, _, there, err := d.Collection(ctx, ns, "c")
 			if err != nil || there != want {
 				t.Errorf("%s: present %t, %v; want %t", when, there, err, want)
 			}

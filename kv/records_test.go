@@ -401,8 +401,9 @@ func TestUnknownVersions(t *testing.T) {
 			"List": func(ctx context.Context, s *kv.Store) error {
 				return second(s.Documents().List(ctx, "shop", "orders", 9))
 			},
-			"Present": func(ctx context.Context, s *kv.Store) error {
-				return second(s.Documents().Present(ctx, "shop", "orders"))
+			"Collection": func(ctx context.Context, s *kv.Store) error {
+				_, _, _, err := s.Documents().Collection(ctx, "shop", "orders")
+				return err
 			},
 		}},
 		{"KV_" + goal.BalancesBucket, "$KV.BALANCES.", map[string]func(context.Context, *kv.Store) error{

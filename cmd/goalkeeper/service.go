@@ -216,7 +216,7 @@ func (s *service) openIngest(ctx context.Context) error {
 	}
 	s.ingest, err = ingest.New(ingest.Config{
 		Store: store, Auth: auth, Preflight: preflight, CheckWebhook: guard.CheckURL,
-		Tenants: s.cfg.tenantNames(), Tail: s.store, Catalog: s.envs, Intake: intake, Deliveries: deliveries{s.store},
+		Tenants: s.cfg.tenantNames(), Alone: s.broker.server != nil && s.cfg.NATS.Listen == "", Tail: s.store, Catalog: s.envs, Intake: intake, Deliveries: deliveries{s.store},
 		Ready: s.ready, Limits: s.cfg.limits(), CORSOrigins: s.cfg.CORS,
 		Metrics: promhttp.HandlerFor(s.reg, promhttp.HandlerOpts{}), Registerer: s.reg, Log: s.log, Pages: pages,
 		Admin: adminRoutes(callsHandler(calls), webhookAdmin(s.store, guard.CheckURL)), DirectRoles: s.cfg.directRoles,

@@ -116,7 +116,7 @@ var ErrUnknownTool = errors.New("unknown tool")
 // Toolbox is the tools of one environment. All methods may be called
 // concurrently.
 type Toolbox interface {
-	// List returns every tool, sorted by name.
+	// List returns every tool, sorted by name. The caller changes nothing in it.
 	List(ctx context.Context) ([]ToolSpec, error)
 	// Call dispatches a call, with its own retries, and reports how it went.
 	// A tool's own error is an outcome, not an error. An error means that

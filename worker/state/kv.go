@@ -18,8 +18,9 @@ type Documents interface {
 	// Get returns a document and its revision, or goal.ErrNotFound. An empty id
 	// names the document that holds the whole root member.
 	Get(ctx context.Context, namespace, collection, id string) (json.RawMessage, uint64, error)
-	// Present reports whether a collection is there, whole or by its entities.
-	Present(ctx context.Context, namespace, collection string) (bool, error)
+	// Collection reports whether a collection is there: whole, then with its value
+	// and revision, or by its entities.
+	Collection(ctx context.Context, namespace, collection string) (whole json.RawMessage, rev uint64, present bool, err error)
 }
 
 // readTime bounds one observation: a store that works answers in milliseconds,
@@ -88,24 +89,20 @@ func (k KV) Observe(ctx context.Context, entities []agent.Entity) (agent.Observa
 
 // read reads one entity.
 func (k KV) read(ctx context.Context, e agent.Entity) (part, error) {
-	p, err := k.document(ctx, e.Collection, e.ID)
-	if err != nil || p.present {
-		return p, err
-	}
 	if e.ID == "" {
-		p.present, err = k.Documents.Present(ctx, k.Namespace, e.Collection)
-		p.value = map[string]any{}
-		return p, err
+		return k.collection(ctx, e.Collection)
 	}
-	whole, err := k.document(ctx, e.Collection, "")
-	if err != nil {
+	raw, rev, err := k.Documents.Get(ctx, k.Namespace, e.Collection, e.ID)
+	switch {
+	case err == nil:
+		v, err := stored(raw)
+		return part{value: v, rev: rev, present: true}, err
+	case !errors.Is(err, goal.ErrNotFound):
 		return part{}, err
 	}
-	if !whole.present {
-		whole.value = map[string]any{}
-		if whole.present, err = k.Documents.Present(ctx, k.Namespace, e.Collection); err != nil || !whole.present {
-			return part{}, err
-		}
+	whole, err := k.collection(ctx, e.Collection)
+	if err != nil || !whole.present {
+		return part{}, err
 	}
 	members, ok := whole.value.(map[string]any)
 	if !ok {
@@ -117,20 +114,26 @@ func (k KV) read(ctx context.Context, e agent.Entity) (part, error) {
 	return part{around: map[string]any{}}, nil
 }
 
-// document reads one document; an absent one is no error.
-func (k KV) document(ctx context.Context, collection, id string) (part, error) {
-	raw, rev, err := k.Documents.Get(ctx, k.Namespace, collection, id)
-	if errors.Is(err, goal.ErrNotFound) {
-		return part{}, nil
-	}
-	if err != nil {
+// collection reads a member of the root: empty where only its entities are
+// there.
+func (k KV) collection(ctx context.Context, name string) (part, error) {
+	raw, rev, present, err := k.Documents.Collection(ctx, k.Namespace, name)
+	switch {
+	case err != nil:
 		return part{}, err
+	case raw == nil:
+		return part{value: map[string]any{}, present: present}, nil
 	}
+	v, err := stored(raw)
+	return part{value: v, rev: rev, present: true}, err
+}
+
+func stored(raw json.RawMessage) (any, error) {
 	v, err := goal.Decode(raw)
 	if err != nil {
-		return part{}, fmt.Errorf("stored document: %w", err)
+		return nil, fmt.Errorf("stored document: %w", err)
 	}
-	return part{value: v, rev: rev, present: true}, nil
+	return v, nil
 }
 
 // place lays an entity into the state below its collection.

@@ -52,6 +52,9 @@ func claims(s Source) []string {
 
 // List implements agent.Toolbox.
 func (b *Box) List(ctx context.Context) ([]agent.ToolSpec, error) {
+	if len(b.sources) == 1 {
+		return b.sources[0].List(ctx) // sorted, as all are
+	}
 	var out []agent.ToolSpec
 	for _, s := range b.sources {
 		specs, err := s.List(ctx)

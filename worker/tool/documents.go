@@ -50,6 +50,7 @@ type Documents struct {
 	namespace string
 	roles     []string
 	schemas   map[string]schema
+	specs     []agent.ToolSpec
 }
 
 // NewDocuments offers the state.* tools on one namespace. Empty roles mean
@@ -62,6 +63,12 @@ func NewDocuments(store DocumentStore, namespace string, roles ...string) (*Docu
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 		d.schemas[name] = s
+	}
+	for _, name := range d.Names() {
+		t := documentTools[name]
+		d.specs = append(d.specs, agent.ToolSpec{
+			Name: name, Description: t.description, InputSchema: json.RawMessage(t.schema), Replay: t.replay, Roles: d.roles,
+		})
 	}
 	return d, nil
 }
@@ -116,16 +123,7 @@ func (d *Documents) Names() []string {
 func (d *Documents) Has(name string) bool { return slices.Contains(d.Names(), name) }
 
 // List implements agent.Toolbox.
-func (d *Documents) List(context.Context) ([]agent.ToolSpec, error) {
-	out := make([]agent.ToolSpec, 0, len(documentTools))
-	for _, name := range d.Names() {
-		t := documentTools[name]
-		out = append(out, agent.ToolSpec{
-			Name: name, Description: t.description, InputSchema: json.RawMessage(t.schema), Replay: t.replay, Roles: d.roles,
-		})
-	}
-	return out, nil
-}
+func (d *Documents) List(context.Context) ([]agent.ToolSpec, error) { return d.specs, nil }
 
 // edit is the arguments of every state.* tool.
 type edit struct {
