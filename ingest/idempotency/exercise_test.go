@@ -179,7 +179,7 @@ func exerciseClaims(t *testing.T, s operatorStore) {
 	)
 	for range 50 {
 		group.Go(func() {
-			c, cur, err := l.claim(t.Context(), id, Record{Owner: newOwner(), Fingerprint: "f"}, time.Minute)
+			c, cur, err := l.claim(t.Context(), id, Record{Owner: newOwner(), Fingerprint: "f"}, time.Minute, false)
 			switch {
 			case err != nil:
 				t.Error(err)
@@ -199,7 +199,7 @@ func exerciseClaims(t *testing.T, s operatorStore) {
 func exerciseEach(t *testing.T, s operatorStore) {
 	t.Helper()
 	ctx, id := t.Context(), freshID()
-	c, _, err := ledger{s}.claim(ctx, id, Record{Owner: newOwner(), Fingerprint: "f"}, time.Minute)
+	c, _, err := ledger{s}.claim(ctx, id, Record{Owner: newOwner(), Fingerprint: "f"}, time.Minute, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -231,7 +231,7 @@ func exerciseLedger(t *testing.T, s operatorStore) {
 	ctx, l, id := t.Context(), ledger{s}, freshID()
 	claim := func(fp string) (*claim, found) {
 		t.Helper()
-		c, cur, err := l.claim(ctx, id, Record{Owner: newOwner(), Fingerprint: fp}, time.Minute)
+		c, cur, err := l.claim(ctx, id, Record{Owner: newOwner(), Fingerprint: fp}, time.Minute, false)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -279,7 +279,7 @@ func exerciseStale(t *testing.T, s operatorStore) {
 	t.Helper()
 	ctx, l, id := t.Context(), ledger{s}, freshID()
 	want := Record{Fingerprint: "f", Owner: newOwner()}
-	a, _, err := l.claim(ctx, id, want, time.Second)
+	a, _, err := l.claim(ctx, id, want, time.Second, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -288,7 +288,7 @@ func exerciseStale(t *testing.T, s operatorStore) {
 		t.Fatalf("renewal after expiry = %v; want errLost", err)
 	}
 	want.Owner = newOwner()
-	b, _, err := l.claim(ctx, id, want, time.Minute)
+	b, _, err := l.claim(ctx, id, want, time.Minute, false)
 	if err != nil || b == nil || b.rec.Attempt != 2 {
 		t.Fatalf("second claim = %+v, %v; want attempt 2", b, err)
 	}
@@ -311,7 +311,7 @@ func exerciseStale(t *testing.T, s operatorStore) {
 func exerciseLate(t *testing.T, s operatorStore) {
 	t.Helper()
 	ctx, l, id := t.Context(), ledger{s}, freshID()
-	a, _, err := l.claim(ctx, id, Record{Fingerprint: "f", Owner: newOwner()}, time.Second)
+	a, _, err := l.claim(ctx, id, Record{Fingerprint: "f", Owner: newOwner()}, time.Second, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -319,7 +319,7 @@ func exerciseLate(t *testing.T, s operatorStore) {
 	if err := l.complete(ctx, a, Answer{Status: 204}, time.Minute); err != nil {
 		t.Fatalf("late completion = %v", err)
 	}
-	_, cur, err := l.claim(ctx, id, Record{Fingerprint: "f", Owner: newOwner()}, time.Second)
+	_, cur, err := l.claim(ctx, id, Record{Fingerprint: "f", Owner: newOwner()}, time.Second, false)
 	if err != nil || cur.Record == nil || cur.State != Completed {
 		t.Fatalf("claim = %+v, %v; want the late answer", cur.Record, err)
 	}

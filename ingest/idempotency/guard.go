@@ -19,6 +19,7 @@ type Guard struct {
 	ledger  ledger
 	metrics *metrics
 	flights flights
+	done    recent // calls that were completed here
 
 	// ctx ends with Close; late holds what still writes to the store by then.
 	ctx      context.Context
@@ -134,7 +135,7 @@ func (g *Guard) take(ctx context.Context, c *call, r *http.Request) (*claim, fou
 		Fingerprint: c.fp, Owner: newOwner(), Tenant: c.tenant, KeyHint: hint(c.key),
 		Method: r.Method, Path: path, Started: now.UTC(), LeaseUntil: now.Add(g.cfg.Lease).UTC(),
 	}
-	cl, cur, err := g.ledger.claim(ctx, c.id, want, g.leaseTTL())
+	cl, cur, err := g.ledger.claim(ctx, c.id, want, g.leaseTTL(), g.done.has(c.id))
 	if err != nil {
 		// The claim may have been written all the same. Nothing ran, so it is
 		// taken back, above all where it would not expire.

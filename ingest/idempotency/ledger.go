@@ -63,17 +63,20 @@ type found struct {
 
 // claim tries to make the caller the holder of the call. It returns the claim,
 // or the record that stands in the way, or an error, after which the call is
-// not held (an unacknowledged write dies by its ttl).
-func (l ledger) claim(ctx context.Context, id string, want Record, ttl time.Duration) (*claim, found, error) {
+// not held (an unacknowledged write dies by its ttl). known: there is a record,
+// most likely; it is then read before anything is written.
+func (l ledger) claim(ctx context.Context, id string, want Record, ttl time.Duration, known bool) (*claim, found, error) {
 	want.State, want.Attempt = InProgress, 1
 	c := &claim{id: id, rec: want}
-	for range rounds {
-		err := l.write(ctx, c, ttl)
-		if err == nil {
-			return c, found{}, nil
-		}
-		if !raced(err) {
-			return nil, found{}, err
+	for round := range rounds {
+		if !known || round > 0 {
+			err := l.write(ctx, c, ttl)
+			if err == nil {
+				return c, found{}, nil
+			}
+			if !raced(err) {
+				return nil, found{}, err
+			}
 		}
 		cur, err := l.read(ctx, id)
 		switch {

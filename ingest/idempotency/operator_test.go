@@ -73,7 +73,7 @@ func TestOperatorLeavesLiveCallsAlone(t *testing.T) {
 		t.Fatalf("release of nothing = %v; want ErrNotFound", err)
 	}
 	rec := Record{Owner: "o", Fingerprint: "f", LeaseUntil: time.Now().Add(time.Minute)}
-	c, _, err := (ledger{s}).claim(ctx, id, rec, 0)
+	c, _, err := (ledger{s}).claim(ctx, id, rec, 0, false)
 	if err != nil {
 		t.Fatal(err)
 	}

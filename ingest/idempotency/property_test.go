@@ -64,7 +64,7 @@ func (m *machine) claim(t *rapid.T) {
 		t.Skip("enough")
 	}
 	owner := "owner" + strconv.Itoa(len(m.holders))
-	c, cur, err := m.l.claim(t.Context(), "id", Record{Owner: owner, Fingerprint: "f"}, propertyLease)
+	c, cur, err := m.l.claim(t.Context(), "id", Record{Owner: owner, Fingerprint: "f"}, propertyLease, rapid.Bool().Draw(t, "known"))
 	switch {
 	case err != nil: // maybe written: nobody runs it, and it expires
 		m.holders = append(m.holders, &holder{c: &claim{}, over: true})

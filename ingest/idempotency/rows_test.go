@@ -123,7 +123,7 @@ func TestInProgressElsewhere(t *testing.T) {
 		w := newWorld(t, f, echo, nil)
 		fp := fingerprintOf(t, "/pay", "{}")
 		c, _, err := (ledger{w.store}).claim(t.Context(), recordID("default", "k"),
-			Record{Owner: "other process", Fingerprint: fp, LeaseUntil: time.Now().Add(20 * time.Second), Started: time.Now()}, 30*time.Second)
+			Record{Owner: "other process", Fingerprint: fp, LeaseUntil: time.Now().Add(20 * time.Second), Started: time.Now()}, 30*time.Second, false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -250,6 +250,7 @@ func (x *execution) record(a Answer) error {
 	complete := func(ctx context.Context) error { return x.g.ledger.complete(ctx, x.claim, a, x.g.cfg.ResultTTL) }
 	err := x.store(complete)
 	if err == nil {
+		x.g.done.add(x.call.id)
 		x.g.metrics.count(x.g.cfg.Name, resultMiss)
 		return nil
 	}
