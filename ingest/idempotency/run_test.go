@@ -267,7 +267,7 @@ func TestPreferWaitElsewhere(t *testing.T) {
 		defer b.guard.Close()
 		l := ledger{b.store}
 		c, _, err := l.claim(t.Context(), recordID("default", "k"),
-			Record{Owner: "other", Fingerprint: fingerprintOf(t, "/pay", "{}")}, 30*time.Second)
+			Record{Owner: "other", Fingerprint: fingerprintOf(t, "/pay", "{}")}, 30*time.Second, false)
 		if err != nil {
 			t.Fatal(err)
 		}
