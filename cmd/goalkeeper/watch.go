@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -147,7 +146,7 @@ func stream(ctx context.Context, api *client, id string, after int, each func(go
 	}
 	err = readEvents(res.Body, func() { watchdog.Reset(silence) }, func(data string) error {
 		var e goal.Event
-		if err := json.Unmarshal([]byte(data), &e); err != nil {
+		if err := goal.Unmarshal([]byte(data), &e); err != nil {
 			return fmt.Errorf("%w: %w", errStop, err)
 		}
 		if err := each(e); err != nil {
