@@ -55,7 +55,8 @@ type tenantList struct {
 type row struct {
 	Summary
 
-	seq uint64 // of the submission in the tenant's stream
+	seq    uint64    // of the submission in the tenant's stream
+	stored time.Time // by the store's clock; zero for one that was accepted here
 	n   int    // of the last event that was applied
 }
 
@@ -114,7 +115,7 @@ func (p *projection) accept(acc goal.Accepted) {
 		l.drop(old)
 	}
 	g := acc.Submission.Goal
-	r := &row{seq: acc.Seq, Summary: Summary{
+	r := &row{seq: acc.Seq, stored: acc.Stored, Summary: Summary{
 		ID: id, Status: goal.Queued, Intent: cut(g.Objective.Intent, maxIntent), Environment: g.EnvironmentName(),
 		AcceptedAt: acc.At.UTC(), ExpiresAt: acc.Expires.UTC(), Links: goal.LinksOf(id),
 	}}
@@ -155,15 +156,18 @@ func (p *projection) rebuilt(tenant string) {
 	}
 }
 
-// oldest is when the oldest listed task was accepted.
+// oldest is when the oldest task that was read from the store was stored there.
 func (p *projection) oldest(tenant string) (time.Time, bool) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	l := p.tenants[tenant]
-	if l == nil || len(l.order) == 0 {
-		return time.Time{}, false
+	if l := p.tenants[tenant]; l != nil {
+		for _, r := range l.order {
+			if !r.stored.IsZero() {
+				return r.stored, true
+			}
+		}
 	}
-	return l.order[0].AcceptedAt, true
+	return time.Time{}, false
 }
 
 func (l *tenantList) insert(r *row, size int) {

@@ -105,13 +105,10 @@ func (s *Server) runList(ctx context.Context, tenant string) {
 	})
 }
 
-// clockSkew is more than the clock of who accepted a goal is before the store's.
-const clockSkew = 2 * time.Minute
-
 // recall folds in what happened to the listed tasks before the tail began.
 func (s *Server) recall(ctx context.Context, tenant string) error {
 	if since, ok := s.lists.oldest(tenant); ok {
-		err := s.cfg.Tail.RecallEvents(ctx, tenant, since.Add(-clockSkew), func(_ uint64, tenant, task string, events []goal.Event) {
+		err := s.cfg.Tail.RecallEvents(ctx, tenant, since, func(_ uint64, tenant, task string, events []goal.Event) {
 			s.lists.apply(tenant, task, events)
 		})
 		if err != nil {

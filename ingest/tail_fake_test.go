@@ -74,6 +74,7 @@ func (f *fakeTail) RecallEvents(ctx context.Context, _ string, _ time.Time, fn i
 
 func (f *fakeTail) TailQueue(ctx context.Context, _ string, _ int, _ func(string, uint64) bool, fn func(goal.Accepted), caughtUp func()) error {
 	for _, acc := range f.old {
+		acc.Stored = acc.At
 		fn(acc)
 	}
 	caughtUp()

@@ -211,7 +211,7 @@ func (s *Store) acceptance(sub goal.Submission, r Record) goal.Accepted {
 	if at.IsZero() { // stored by an earlier release
 		at = r.Time.UTC()
 	}
-	return goal.Accepted{Submission: sub, Seq: r.Seq, At: at, Expires: at.Add(kept)}
+	return goal.Accepted{Submission: sub, Seq: r.Seq, At: at, Stored: r.Time, Expires: at.Add(kept)}
 }
 
 // Ack takes the goal out of the queue for good. It is sent and not confirmed: an

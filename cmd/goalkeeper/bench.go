@@ -230,6 +230,12 @@ type bench struct {
 // prepare makes the mode's operation, and what ends it.
 func (b *bench) prepare(ctx context.Context) (operation, func(), error) {
 	nothing := func() {}
+	if b.cmd.Mode == "list" || b.cmd.fill != nil {
+		// The list is being rebuilt for a while after the start.
+		if err := b.api.get(ctx, "/v1/tasks", nil, &struct{}{}); err != nil {
+			return nil, nothing, err
+		}
+	}
 	switch b.cmd.Mode {
 	case "submit":
 		return func(ctx context.Context, _ int) error {
@@ -238,10 +244,6 @@ func (b *bench) prepare(ctx context.Context) (operation, func(), error) {
 			return err
 		}, nothing, nil
 	case "list":
-		// The list is being rebuilt for a moment after the start.
-		if err := b.api.get(ctx, "/v1/tasks", nil, &struct{}{}); err != nil {
-			return nil, nothing, err
-		}
 		return func(ctx context.Context, _ int) error {
 			_, err := b.api.once(ctx, request{method: http.MethodGet, path: "/v1/tasks"})
 			return err

@@ -12,6 +12,7 @@ type Accepted struct {
 	Submission Submission
 	Seq        uint64    // sequence in the tenant's stream: tells a reused id apart
 	At         time.Time // of acceptance
+	Stored     time.Time // the same by the store's clock, where the goal was read; else zero
 	Expires    time.Time // end of the retention, counted from At
 }
 
