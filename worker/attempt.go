@@ -184,7 +184,7 @@ func (a *attempt) work(ctx context.Context) (goal.Result, int, error) {
 	if !ok && sub.Refused == nil { // a refused goal ends with its own problem, which may be this
 		return a.failed(goal.InvalidGoal, "environment "+sub.Goal.EnvironmentName()+" is not configured here"), len(history), nil
 	}
-	w.observe(func(o Observer) { o.Taken(sub.Tenant, time.Since(a.acc.At), len(history) > 0) })
+	w.observe(func(o Observer) { o.Taken(sub.Tenant, a.age(), len(history) > 0) })
 	w.track(a)
 	defer w.untrack(a)
 	counted := &counting{Journal: journal, n: len(history)}
@@ -235,11 +235,15 @@ func (a *attempt) settle(ctx context.Context, res goal.Result, n int) error {
 		return fmt.Errorf("settle: %w", err)
 	}
 	a.w.hook(PointSettled)
-	took := time.Since(a.acc.At)
+	took := a.age()
 	a.w.observe(func(o Observer) { o.Settled(a.acc.Submission.Tenant, won, took) })
 	a.log.InfoContext(ctx, "settled", "status", won.Status, "reason", won.Reason, "steps", won.Usage.Steps, "took", took)
 	return nil
 }
+
+// age is the time since the goal was accepted, on a machine whose clock may be
+// ahead of this one's.
+func (a *attempt) age() time.Duration { return max(0, time.Since(a.acc.At)) }
 
 // failed is the result of a goal that never started.
 func (a *attempt) failed(reason goal.Reason, detail string) goal.Result {

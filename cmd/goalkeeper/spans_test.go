@@ -148,7 +148,7 @@ func wantTree(ingest, worker, notifier, root string) []string {
 	at := callerSpan + " > " + root
 	run := at + " > invoke_agent shop"
 	want := []string{
-		ingest + ": " + at, ingest + ": " + at + " > goalkeeper.observe",
+		ingest + ": " + at,
 		worker + ": " + run, worker + ": " + run + " > goalkeeper.observe", worker + ": " + run + " > plan shop",
 		worker + ": " + run + " > execute_tool payments.refund", worker + ": " + run + " > execute_tool state.set",
 		notifier + ": " + at + " > POST webhook",
