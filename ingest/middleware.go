@@ -3,6 +3,7 @@ package ingest
 import (
 	"context"
 	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/http"
@@ -124,7 +125,14 @@ func newID() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails, by its own word
 	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+	id := make([]byte, 0, 36)
+	for i, c := range b {
+		if i == 4 || i == 6 || i == 8 || i == 10 {
+			id = append(id, '-')
+		}
+		id = hex.AppendEncode(id, []byte{c})
+	}
+	return string(id)
 }
 
 // exposed are the headers that a page of another origin may read.

@@ -20,8 +20,11 @@ import (
 // that is new), goal.ErrUnavailable, goal.ErrTooLarge. What it returns is
 // durable, also when this call did not write it.
 func (s *Store) Submit(ctx context.Context, sub goal.Submission) (acc goal.Accepted, created bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, submitTimeout)
-	defer cancel()
+	if end, ok := ctx.Deadline(); !ok || time.Until(end) > submitTimeout {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, submitTimeout)
+		defer cancel()
+	}
 	if err := checkTask(sub.Tenant, sub.TaskID); err != nil {
 		return goal.Accepted{}, false, err
 	}

@@ -221,6 +221,9 @@ func toolErrors(allowed, unknown []string) []goal.FieldError {
 // probes asks every dependency at the same time and reports in their order.
 // What a probe's error says about addresses stays inside.
 func (p *preflight) probes(ctx context.Context) {
+	if len(p.env.Probes) == 0 {
+		return
+	}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	failures := make([]error, len(p.env.Probes))
