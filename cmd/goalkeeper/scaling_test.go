@@ -2,7 +2,6 @@ package main
 
 import (
 	"math"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -10,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/goalkeeper-dev/goalkeeper/kv"
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 	"github.com/goalkeeper-dev/goalkeeper/worker"
 )
@@ -70,7 +68,7 @@ var scaling = figures{
 	subjectsPerTask: 5, bytesPerTask: 1200, diskPerTask: 10_000,
 	messageOverhead: 30, inlineKiB: goal.MaxInline >> 10, // headers of a stored message; what is larger is an object
 
-	// TestScalingWrites counts them.
+	// TestWritesPerGoal counts them.
 	queueWrites: 1, eventWrites: 2, eventWritesPerStep: 2, resultWrites: 1, deliveryWrites: 2,
 
 	// Limits and defaults of the program: worker.concurrency and what the examples
@@ -207,45 +205,6 @@ func TestScalingDocument(t *testing.T) {
 		}
 		if seen != len(claims) {
 			t.Errorf("%s: %d of %d claims were found", section, seen, len(claims))
-		}
-	}
-}
-
-// TestScalingWrites counts what a goal writes.
-func TestScalingWrites(t *testing.T) {
-	t.Parallel()
-	f := scaling
-	_, hook := newEndpoint(t)
-	config := writeConfig(t, filepath.Join(t.TempDir(), "allow.yaml"), "webhooks: {allow: [127.0.0.1]}\n")
-	p := launch(t, nil, "serve", "--config", config, "--data", t.TempDir(), "--listen", "127.0.0.1:0", "--nats-listen", "127.0.0.1:0")
-	things := map[string]any{}
-	for n := range int(f.steps) {
-		things["thing-"+strconv.Itoa(n)] = map[string]any{"n": 1}
-	}
-	g := writeGoal("", 0)
-	g["goal"] = map[string]any{"intent": "Write some things", "target_state": map[string]any{"things": things}}
-	g["guardrails"] = map[string]any{"max_steps": 2 * int(f.steps), "timeout_seconds": 60}
-	g["webhook_url"] = hook
-	task := p.settled(p.post("counted", g).task().ID)
-	if task.Status != goal.Succeeded || float64(task.Usage.Steps) != f.steps {
-		t.Fatalf("%s after %d steps", task.Status, task.Usage.Steps)
-	}
-	_, js := streamsAt(t, p.nats)
-	for stream, want := range map[string]float64{
-		goal.GoalsStream(kv.DefaultTenant): f.queueWrites, goal.EventsStream: f.toEvents(),
-		"KV_RESULTS": f.resultWrites, "DELIVERIES": f.deliveryWrites, "KV_STATE": f.steps,
-	} {
-		var got uint64
-		comesTrue(t, "all writes to "+stream, func() bool {
-			s, err := js.Stream(t.Context(), stream)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got = s.CachedInfo().State.LastSeq
-			return float64(got) >= want
-		})
-		if float64(got) != want {
-			t.Errorf("%s: %d writes, the figures say %.0f", stream, got, want)
 		}
 	}
 }

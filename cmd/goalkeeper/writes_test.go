@@ -64,6 +64,9 @@ func (w writes) since(before writes) writes {
 // backend, and so is the delivery of a webhook: its record, and its outcome.
 func TestWritesPerGoal(t *testing.T) {
 	t.Parallel()
+	if f := scaling; f.queueWrites != 1 || f.toEvents() != 2+2*f.steps || f.resultWrites != 1 || f.deliveryWrites != 2 {
+		t.Error("SCALING.md reckons with other numbers than these")
+	}
 	world := newSoakWorld(t)
 	s := newSite(t, true, func(c *config) {
 		file, err := loadConfig(world.config(t, t.TempDir(), ""))
