@@ -73,10 +73,10 @@ type Config struct {
 	// CheckWebhook refuses a webhook_url. nil: none is refused here.
 	CheckWebhook func(url string) error
 
-	Tenants    []string   // whose queues the list and the direct way in read
+	Tenants []string // whose queues the list and the direct way in read
 	// Alone: no other process accepts goals into this store, so that the list
 	// needs to read the queue at the start only.
-	Alone bool
+	Alone      bool
 	Tail       Tail       // nil: no list; waits ask the store again every PollAfter, event streams end with what there is
 	Deliveries Deliveries // nil: no deliveries
 	Catalog    Catalog    // nil: no environments, no tools

@@ -57,7 +57,7 @@ type row struct {
 
 	seq    uint64    // of the submission in the tenant's stream
 	stored time.Time // by the store's clock; zero for one that was accepted here
-	n   int    // of the last event that was applied
+	n      int       // of the last event that was applied
 }
 
 func newProjection(tenants []string, size int) *projection {
