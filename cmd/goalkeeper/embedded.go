@@ -8,10 +8,8 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -40,6 +38,7 @@ type broker struct {
 
 // openBroker connects to the external servers, or starts the embedded one.
 func openBroker(c *config, log *slog.Logger) (*broker, error) {
+	keepHeadroom()
 	if c.NATS.URL != "" {
 		return connectBroker(c, log)
 	}
@@ -119,16 +118,6 @@ func embedBroker(c *config, log *slog.Logger) (*broker, error) {
 	}
 	return b, nil
 }
-
-// spareProcessors lets Go run two threads more than there are CPUs, once and
-// unless GOMAXPROCS is set. A system call keeps its share of the CPUs for as long
-// as the scheduler takes to notice that it blocks, and the group commit is always
-// in one: with two CPUs, a third of the rate was lost to that.
-var spareProcessors = sync.OnceFunc(func() {
-	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + 2)
-	}
-})
 
 func connOptions(log *slog.Logger) []nats.Option {
 	return []nats.Option{

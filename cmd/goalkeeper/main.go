@@ -9,14 +9,14 @@
 //
 // The files, by what they are about:
 //
-//	the process        main, roles (serve, ingest, worker, notifier), service, wire, gateway, demo, demoshop
+//	the process        main, roles (serve, ingest, worker, notifier), service, wire, gateway, tuning, demo, demoshop
 //	settings           config, tls, version
 //	the store          embedded, mend, marks, migrate
 //	environments       environments, probes
 //	observability      metrics, storetimes, spans, telemetry
 //	pages, operators   pages, webhooks, webhookadmin
 //	the command line   cli, client, output, contexts, completion, and a file for each group of verbs:
-//	                   submit, goalfile, validate, tasks, watch, trace, key, webhook, calls, bench, benchserver
+//	                   submit, goalfile, validate, tasks, watch, trace, key, webhook, calls, bench (benchserver, benchfill, benchprofile)
 //	tests only         crashpoints
 package main
 
