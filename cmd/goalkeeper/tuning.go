@@ -44,5 +44,5 @@ func afterCollection(c *collection) {
 
 // gcPercent is the GOGC for a live heap of that many bytes.
 func gcPercent(live uint64) int {
-	return int(max(100, min(1600, 100*headroom/max(live, 1)))) //nolint:gosec // at most 1600
+	return int(max(100, min(1600, 100*headroom/max(live, 1))))
 }
