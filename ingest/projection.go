@@ -68,10 +68,8 @@ func newProjection(tenants []string, size int) *projection {
 	return p
 }
 
-// has reports whether the task is listed. One that is not may exist all the same.
-func (p *projection) has(tenant, task string) bool { return p.knows(tenant, task, 0) }
-
-// sequence is that of a listed goal that is still retained.
+// sequence is that of a listed goal that is still retained. One that is not
+// listed may exist all the same.
 func (p *projection) sequence(tenant, task string, now time.Time) (seq uint64, ok bool) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()

@@ -52,9 +52,12 @@ func (s *Server) trace(ctx context.Context, tenant, id string) ([]goal.Event, er
 		snap, err := s.load(ctx, tenant, id)
 		return snap.Events, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.cfg.StoreTimeout)
-	defer cancel()
-	return s.cfg.Store.Trace(ctx, tenant, id, seq)
+	var events []goal.Event
+	err := s.store(ctx, func(ctx context.Context) (err error) {
+		events, err = s.cfg.Store.Trace(ctx, tenant, id, seq)
+		return err
+	})
+	return events, err
 }
 
 // lastEventID is where the caller goes on: its Last-Event-ID header, or ?after.

@@ -132,8 +132,7 @@ func (c *Calls) Update(ctx context.Context, key string, data []byte, rev uint64,
 func (c *Calls) set(ctx context.Context, key string, data []byte, rev uint64, ttl time.Duration) (uint64, error) {
 	ctx, cancel := bounded(ctx, callTimeout)
 	defer cancel()
-	subject := bucketSubject(goal.CallsBucket, key)
-	w := write{subject: subject, data: data, ttl: ttl, nonce: newNonce(), fenced: true, filter: subject, last: rev}
+	w := write{subject: bucketSubject(goal.CallsBucket, key), data: data, ttl: ttl}.over(rev)
 	if size, most := w.size(), int(c.s.nc.MaxPayload()); size > most {
 		return 0, fmt.Errorf("%w: %d bytes, at most %d", goal.ErrTooLarge, size, most)
 	}

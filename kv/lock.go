@@ -86,9 +86,7 @@ func (l *Lock) Renew(ctx context.Context) error {
 // Drop is Release without waiting for an answer, for a task that has ended: a
 // lease that stays behind ends by itself and keeps nobody from anything.
 func (l *Lock) Drop() error {
-	w := removal(l.subject)
-	w.fenced, w.filter, w.last, w.nonce = true, l.subject, l.rev, newNonce()
-	if err := l.s.nc.PublishMsg(w.message()); err != nil {
+	if err := l.s.nc.PublishMsg(removal(l.subject).over(l.rev).message()); err != nil {
 		return fmt.Errorf("drop lock: %w", fault(err))
 	}
 	return nil

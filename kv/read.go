@@ -76,27 +76,32 @@ type msgRequest struct {
 	Batch   int    `json:"batch,omitempty"`
 }
 
-// directLast asks any replica. The last message of a literal subject has its
-// own request subject, on which permissions can be given by subject.
+func (q msgRequest) encode() []byte {
+	body, _ := json.Marshal(q) // strings and numbers
+	return body
+}
+
+// directLast asks any replica for the last message of a literal subject.
 func (s *Store) directLast(ctx context.Context, stream, subject string) (Record, error) {
-	m, err := s.nc.RequestWithContext(ctx, "$JS.API.DIRECT.GET."+stream+"."+subject, nil)
+	return s.direct(ctx, lastQuestion(stream, subject))
+}
+
+// direct asks one question that is no batch.
+func (s *Store) direct(ctx context.Context, q question) (Record, error) {
+	m, err := s.nc.RequestWithContext(ctx, q.subject, q.body)
 	if err != nil {
-		return Record{}, fmt.Errorf("read %s: %w", subject, err)
+		return Record{}, fmt.Errorf("read %s: %w", q.about, err)
 	}
 	r, err := directRecord(m)
 	if err != nil {
-		return Record{}, fmt.Errorf("read %s: %w", subject, err)
+		return Record{}, fmt.Errorf("read %s: %w", q.about, err)
 	}
 	return r, nil
 }
 
 // leaderGet asks the stream's leader.
 func (s *Store) leaderGet(ctx context.Context, stream string, q msgRequest) (Record, error) {
-	body, err := json.Marshal(q)
-	if err != nil {
-		return Record{}, fmt.Errorf("encode read of %s: %w", stream, err)
-	}
-	m, err := s.nc.RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+stream, body)
+	m, err := s.nc.RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+stream, q.encode())
 	if err != nil {
 		return Record{}, fmt.Errorf("read %s: %w", stream, err)
 	}
@@ -163,24 +168,7 @@ func (s *Store) lastOf(ctx context.Context, stream, filter string) (Record, erro
 	if s.conf.Replicas > 1 {
 		return s.leaderLast(ctx, stream, filter)
 	}
-	return s.read(ctx, func(ctx context.Context) (Record, error) { return s.directLastOf(ctx, stream, filter) })
-}
-
-// directLastOf is directLast for a filter with wildcards.
-func (s *Store) directLastOf(ctx context.Context, stream, filter string) (Record, error) {
-	body, err := json.Marshal(msgRequest{LastFor: filter})
-	if err != nil {
-		return Record{}, fmt.Errorf("encode read of %s: %w", stream, err)
-	}
-	m, err := s.nc.RequestWithContext(ctx, "$JS.API.DIRECT.GET."+stream, body)
-	if err != nil {
-		return Record{}, fmt.Errorf("read %s: %w", filter, err)
-	}
-	r, err := directRecord(m)
-	if err != nil {
-		return Record{}, fmt.Errorf("read %s: %w", filter, err)
-	}
-	return r, nil
+	return s.read(ctx, func(ctx context.Context) (Record, error) { return s.direct(ctx, lastOfQuestion(stream, filter)) })
 }
 
 // readAll is every record that matches filter, in the order of the stream, as

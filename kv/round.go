@@ -2,7 +2,6 @@ package kv
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -19,6 +18,7 @@ import (
 // batch of messages in the order of the stream.
 type question struct {
 	subject string // of the request
+	about   string // what is read, for errors
 	body    []byte
 	batch   bool
 }
@@ -31,10 +31,18 @@ type answer struct {
 	last    string // sequence of the last message of a batch, as the server spells it
 }
 
+// directGet begins the subject of a request that any replica answers.
+const directGet = "$JS.API.DIRECT.GET."
+
 // lastQuestion asks any replica for the last message of a literal subject. It
 // has its own request subject, on which permissions can be given by subject.
 func lastQuestion(stream, subject string) question {
-	return question{subject: "$JS.API.DIRECT.GET." + stream + "." + subject}
+	return question{subject: directGet + stream + "." + subject, about: subject}
+}
+
+// lastOfQuestion is lastQuestion for a filter with wildcards.
+func lastOfQuestion(stream, filter string) question {
+	return question{subject: directGet + stream, about: filter, body: msgRequest{LastFor: filter}.encode()}
 }
 
 // readBatch is how many messages one question asks for.
@@ -42,8 +50,8 @@ const readBatch = 256
 
 // batchQuestion asks any replica for what matches filter from a sequence on.
 func batchQuestion(stream, filter string, from uint64) question {
-	body, _ := json.Marshal(msgRequest{Seq: from, NextFor: filter, Batch: readBatch}) // strings and numbers
-	return question{subject: "$JS.API.DIRECT.GET." + stream, body: body, batch: true}
+	body := msgRequest{Seq: from, NextFor: filter, Batch: readBatch}.encode()
+	return question{subject: directGet + stream, about: filter, body: body, batch: true}
 }
 
 // inbox is the one subscription that the answers of all rounds come to: a
@@ -122,7 +130,7 @@ func (s *Store) roundOnce(ctx context.Context, questions []question) ([]answer, 
 	defer leave()
 	for i, q := range questions {
 		if err := s.nc.PublishRequest(q.subject, prefix+"."+strconv.Itoa(i), q.body); err != nil {
-			return nil, fmt.Errorf("ask %s: %w", q.subject, err)
+			return nil, fmt.Errorf("ask for %s: %w", q.about, err)
 		}
 	}
 	answers := make([]answer, len(questions))
@@ -138,7 +146,7 @@ func (s *Store) roundOnce(ctx context.Context, questions []question) ([]answer, 
 			continue // not ours to understand
 		}
 		if err := answers[i].take(m, questions[i].batch); err != nil {
-			return nil, fmt.Errorf("answer of %s: %w", questions[i].subject, err)
+			return nil, fmt.Errorf("answer about %s: %w", questions[i].about, err)
 		}
 		if answers[i].done {
 			missing--

@@ -28,6 +28,12 @@ type write struct {
 	last    uint64
 }
 
+// over is the write that replaces revision rev of its subject, and nothing else.
+func (w write) over(rev uint64) write {
+	w.fenced, w.filter, w.last, w.nonce = true, w.subject, rev, newNonce()
+	return w
+}
+
 // lostError is a compare-and-set that lost to another's record.
 type lostError struct {
 	filter string
@@ -58,7 +64,7 @@ func (s *Store) create(ctx context.Context, subject string, data []byte, ttl tim
 func (s *Store) createRecord(ctx context.Context, w write) (uint64, error) {
 	ctx, cancel := bounded(ctx, callTimeout)
 	defer cancel()
-	w.fenced, w.filter, w.nonce = true, w.subject, newNonce()
+	w = w.over(0)
 	for attempt := 0; ; attempt++ {
 		ack, err := s.send(ctx, w)
 		if err == nil {
@@ -94,8 +100,7 @@ func (s *Store) update(ctx context.Context, subject string, data []byte, rev uin
 func (s *Store) updateRecord(ctx context.Context, w write, rev uint64) (uint64, error) {
 	ctx, cancel := bounded(ctx, callTimeout)
 	defer cancel()
-	w.fenced, w.filter, w.last, w.nonce = true, w.subject, rev, newNonce()
-	ack, err := s.send(ctx, w)
+	ack, err := s.send(ctx, w.over(rev))
 	if err == nil {
 		return ack.Sequence, nil
 	}

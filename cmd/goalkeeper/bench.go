@@ -45,11 +45,12 @@ type benchCmd struct {
 
 // Help says what the modes do.
 func (*benchCmd) Help() string {
-	return `submit: goals are accepted, one key each. replay: one goal, which has ended, is submitted again and
-again; with --workers 0 it still waits. list: the newest tasks. e2e: from submission
-to the reached target, by one call of a built-in tool. trivial: the same, where the target holds already. gateway: protected calls through a gateway (--server is the gateway). middleware: the same before a
-handler in the server itself. webhook: from submission to the webhook's receipt by this process, which the server must
-be able to reach. noop: a handler that does nothing, behind the same router, to compare with.
+	return `submit: goals are accepted, one key each. replay: one goal, which has ended, is submitted again and again; with
+--workers 0 it still waits. list: the newest tasks. e2e: from submission to the reached target, by one call of a built-in
+tool. trivial: the same, where the target holds already. gateway: protected calls through a gateway (--server is the
+gateway). middleware: the same before a handler in the server itself. webhook: from submission to the webhook's receipt by
+this process, which the server must be able to reach. noop: a handler that does nothing, behind the same router, to compare
+with.
 
 Without --server or --context a server is started in this process. GOALKEEPER_URL and the current context do not count
 here: load is for a server that is named.`
@@ -237,7 +238,7 @@ func (b *bench) prepare(ctx context.Context) (operation, func(), error) {
 		}
 	}
 	switch b.cmd.Mode {
-	case "submit":
+	case "submit", "noop":
 		return func(ctx context.Context, _ int) error {
 			n := b.n.Add(1)
 			_, err := b.submit(ctx, b.key(n), b.goal(n, ""))
@@ -276,12 +277,6 @@ func (b *bench) prepare(ctx context.Context) (operation, func(), error) {
 		return func(ctx context.Context, _ int) error { return b.endToEnd(ctx, b.key(b.n.Add(1)), 0) }, nothing, nil
 	case "gateway", "middleware":
 		return b.protectedCalls(), nothing, nil
-	case "noop":
-		return func(ctx context.Context, _ int) error {
-			n := b.n.Add(1)
-			_, err := b.submit(ctx, b.key(n), b.goal(n, ""))
-			return err
-		}, nothing, nil
 	default:
 		return b.webhooks(ctx)
 	}

@@ -56,15 +56,23 @@ func startBenchServer(ctx context.Context, o benchServer) (url string, stop func
 		r.close()
 		return "", nil, errors.Join(err, endBackend(), os.RemoveAll(dir))
 	}
+	end := start(ctx, r)
+	return r.url(), func() error {
+		return errors.Join(end(), endBackend(), os.RemoveAll(dir))
+	}, nil
+}
+
+// start runs r; stop ends it and waits for it.
+func start(ctx context.Context, r runner) (stop func() error) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	ended := make(chan error, 1)
 	go func() { ended <- r.run(ctx) }() // ends with cancel; stop reads it
-	return r.url(), func() error {
+	return func() error {
 		cancel()
 		err := <-ended
-		r.close() // and with it the gateway's connections to the backend
-		return errors.Join(err, endBackend(), os.RemoveAll(dir))
-	}, nil
+		r.close() // a gateway's connections to its backend too
+		return err
+	}
 }
 
 // fill fills the store in dir, with a server of its own.
@@ -197,13 +205,9 @@ const anyPort = "127.0.0.1:0"
 
 // startBackend starts a backend that answers at once.
 func startBackend(ctx context.Context) (url string, stop func() error, err error) {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", anyPort)
+	r, err := openHandler(ctx, http.HandlerFunc(answerAtOnce), func() {})
 	if err != nil {
 		return "", nil, err
 	}
-	s := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: http.HandlerFunc(answerAtOnce)}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	ended := make(chan error, 1)
-	go func() { ended <- serveListener(ctx, s, l) }() // ends with cancel; stop reads it
-	return "http://" + l.Addr().String(), func() error { cancel(); return <-ended }, nil
+	return r.url(), start(ctx, r), nil
 }
