@@ -45,7 +45,7 @@ func (s *Server) admit(ctx context.Context, q request) (outcome, error) {
 	if snap, ok := s.finished.get(sub.Tenant, sub.TaskID); ok {
 		return replay(snap, sub)
 	}
-	if _, listed := s.lists.sequence(sub.Tenant, sub.TaskID, time.Now()); listed {
+	if _, _, listed := s.lists.sequence(sub.Tenant, sub.TaskID, time.Now()); listed {
 		snap, err := s.load(ctx, sub.Tenant, sub.TaskID)
 		if !errors.Is(err, goal.ErrNotFound) {
 			return s.replayed(snap, sub, err)

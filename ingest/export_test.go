@@ -16,6 +16,7 @@ var (
 	WireTypes       = map[string]any{"TaskList": listAnswer{}, "Trace": traceAnswer{}, "Environments": environmentsAnswer{}, "Tools": toolsAnswer{}, "Health": health{}, "Deliveries": deliveriesAnswer{}}
 	MaxWait         = maxWait
 	WatchBuffer     = watchBuffer
+	MaxEarly        = maxEarly
 	DirectPatience  = directPatience
 	AcceptsMatching = matches
 )

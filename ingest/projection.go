@@ -42,6 +42,7 @@ type projection struct {
 
 	mu      sync.RWMutex
 	tenants map[string]*tenantList
+	live    time.Time // the tail brings every event of a goal that is submitted after this; zero: not yet
 }
 
 // tenantList is one tenant's part.
@@ -50,6 +51,9 @@ type tenantList struct {
 	rows  map[string]*row // by task
 	order []*row          // by sequence, oldest first; at most size
 	early map[string][]goal.Event
+	// forgot is when early was full: a goal whose submission was under way then
+	// may have had events in it.
+	forgot time.Time
 }
 
 type row struct {
@@ -58,6 +62,7 @@ type row struct {
 	seq    uint64    // of the submission in the tenant's stream
 	stored time.Time // by the store's clock; zero for one that was accepted here
 	n      int       // of the last event that was applied
+	quiet  bool      // the store has no event or note that the tail has not still to bring
 }
 
 func newProjection(tenants []string, size int) *projection {
@@ -68,20 +73,30 @@ func newProjection(tenants []string, size int) *projection {
 	return p
 }
 
+// begin says that the tail brings every event from now on.
+func (p *projection) begin() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.live.IsZero() {
+		p.live = time.Now()
+	}
+}
+
 // sequence is that of a listed goal that is still retained. One that is not
-// listed may exist all the same.
-func (p *projection) sequence(tenant, task string, now time.Time) (seq uint64, ok bool) {
+// listed may exist all the same. quiet: nothing has happened to it that the tail
+// has not still to bring.
+func (p *projection) sequence(tenant, task string, now time.Time) (seq uint64, quiet, ok bool) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	l := p.tenants[tenant]
 	if l == nil {
-		return 0, false
+		return 0, false, false
 	}
 	r := l.rows[task]
 	if r == nil || !now.Before(r.ExpiresAt) {
-		return 0, false
+		return 0, false, false
 	}
-	return r.seq, true
+	return r.seq, r.quiet, true
 }
 
 // knows reports whether that submission of the task is listed, or a later one.
@@ -118,10 +133,12 @@ func (p *projection) accept(acc goal.Accepted) {
 		AcceptedAt: acc.At.UTC(), ExpiresAt: acc.Expires.UTC(), Links: goal.LinksOf(id),
 	}}
 	l.insert(r, p.size)
-	for _, e := range l.early[id] {
+	early, some := l.early[id]
+	for _, e := range early {
 		r.apply(e)
 	}
 	delete(l.early, id)
+	r.quiet = acc.Stored.IsZero() && !some && !p.live.IsZero() && acc.At.After(p.live) && acc.At.After(l.forgot)
 }
 
 // apply folds a task's new events in. It may be repeated.
@@ -136,10 +153,12 @@ func (p *projection) apply(tenant, task string, events []goal.Event) {
 	if r == nil {
 		if len(l.early) >= maxEarly {
 			clear(l.early) // a later event of the task says all that the list shows, but for the start's time
+			l.forgot = time.Now()
 		}
 		l.early[task] = append(l.early[task], events...)
 		return
 	}
+	r.quiet = false
 	for _, e := range events {
 		r.apply(e)
 	}

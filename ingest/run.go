@@ -65,6 +65,7 @@ func (s *Server) runEvents(ctx context.Context) {
 		if next == 0 || next > head+1 { // the first time, or the store was restored from an older copy
 			next = head + 1
 		}
+		s.lists.begin()
 		return s.cfg.Tail.TailEvents(ctx, next, func(seq uint64, tenant, task string, events []goal.Event) {
 			next = seq + 1
 			s.lists.apply(tenant, task, events)

@@ -443,7 +443,7 @@ func TestLiveViews(t *testing.T) {
 		}
 	}()
 	<-stream
-	j, _, err := w.store.OpenJournal(t.Context(), snap.Accepted)
+	j, _, _, err := w.store.OpenJournal(t.Context(), snap.Accepted)
 	if err != nil {
 		t.Fatal(err)
 	}

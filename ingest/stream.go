@@ -26,7 +26,7 @@ func (s *Server) getEvents(w http.ResponseWriter, r *http.Request, who Principal
 		return err
 	}
 	defer s.hub.forget(watcher)
-	events, err := s.trace(r.Context(), who.Tenant, id)
+	events, err := s.trace(r.Context(), who.Tenant, id, after)
 	if err != nil {
 		return err
 	}
@@ -45,10 +45,16 @@ func (s *Server) getEvents(w http.ResponseWriter, r *http.Request, who Principal
 	return nil
 }
 
-// trace is the task's events. The goal itself is not read where it is listed.
-func (s *Server) trace(ctx context.Context, tenant, id string) ([]goal.Event, error) {
-	seq, ok := s.lists.sequence(tenant, id, time.Now())
-	if !ok {
+// trace is the task's events but for those that the tail has not brought yet.
+// The goal itself is not read where it is listed, and nothing is where nothing
+// has happened, as far as this process and the caller, who has seen the event
+// after, know.
+func (s *Server) trace(ctx context.Context, tenant, id string, after int) ([]goal.Event, error) {
+	seq, quiet, ok := s.lists.sequence(tenant, id, time.Now())
+	switch {
+	case quiet && after == 0:
+		return nil, nil
+	case !ok:
 		snap, err := s.load(ctx, tenant, id)
 		return snap.Events, err
 	}
@@ -128,7 +134,7 @@ func (st *stream) catchUp(events []goal.Event, notes bool) (done bool) {
 // the journal was read, or was cut off: the journal fills it.
 func (st *stream) live(ctx context.Context, frames []frame) (done bool) {
 	if gap(st.last, frames) {
-		events, err := st.s.trace(ctx, st.tenant, st.id)
+		events, err := st.s.trace(ctx, st.tenant, st.id, st.last)
 		if err != nil {
 			return true // the caller comes back with the number it has
 		}

@@ -87,6 +87,7 @@ func TestEvents(t *testing.T) {
 		id := goal.TaskID("default", "k")
 		w.started(id)
 		w.store.append("default", id, decided(2, 1))
+		tail.bring("default", id, goal.Event{N: 1, Type: goal.TaskStarted, Started: &goal.Started{}})
 
 		out, ended, leave := w.follow(id, nil)
 		defer leave()
@@ -149,6 +150,78 @@ func TestEvents(t *testing.T) {
 		if n := w.srv.Watchers(); n != 0 {
 			t.Errorf("%d watchers are left", n)
 		}
+	})
+}
+
+// TestEventsOfNewTask: a task to which nothing has happened yet is followed
+// without a question to the store. Whatever this process cannot know makes it
+// ask.
+func TestEventsOfNewTask(t *testing.T) {
+	t.Parallel()
+	started := goal.Event{N: 1, Type: goal.TaskStarted, Started: &goal.Started{}}
+	for _, row := range []struct {
+		name    string
+		before  func(w *world, tail *fakeTail, id string) // it is followed
+		headers []string
+		loads   int
+	}{
+		{"new", func(*world, *fakeTail, string) {}, nil, 0},
+		{"the caller knows more", func(*world, *fakeTail, string) {}, []string{"Last-Event-ID: 1"}, 1},
+		{"it has started", func(_ *world, tail *fakeTail, id string) { tail.bring("default", id, started) }, nil, 1},
+		{"somebody noted something", func(_ *world, tail *fakeTail, id string) {
+			tail.bring("default", id, goal.Event{Type: goal.KeyConflict})
+		}, nil, 1},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w, tail := running(t)
+				wantStatus(t, w.post("k", goodGoal), http.StatusAccepted)
+				id := goal.TaskID("default", "k")
+				row.before(w, tail, id)
+				loads := 0
+				w.store.fault = func(_ context.Context, op string) error {
+					if op == "load" {
+						loads++
+					}
+					return nil
+				}
+				out, ended, leave := w.follow(id, nil, row.headers...)
+				defer leave()
+				synctest.Wait()
+				if loads != row.loads {
+					t.Errorf("the store was asked %d times, want %d", loads, row.loads)
+				}
+				end := endedEvent(2, goal.Succeeded, goal.TargetStateReached)
+				w.store.append("default", id, started, end)
+				tail.bring("default", id, started)
+				tail.bring("default", id, end)
+				<-ended
+				if got := ids(out.take()); !strings.HasSuffix(got, "2") {
+					t.Errorf("streamed %q, want the end", got)
+				}
+			})
+		})
+	}
+	t.Run("its events may have been forgotten", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			w, tail := running(t)
+			id := goal.TaskID("default", "k")
+			w.store.now = time.Now // the accepting clock
+			tail.bring("default", id, started)
+			for i := range ingest.MaxEarly {
+				tail.bring("default", goal.TaskID("default", strconv.Itoa(i)), goal.Event{N: 9, Type: goal.StateObserved})
+			}
+			wantStatus(t, w.post("k", goodGoal), http.StatusAccepted)
+			w.store.append("default", id, started)
+			out, _, leave := w.follow(id, nil)
+			defer leave()
+			synctest.Wait()
+			if got := ids(out.take()); got != "1" {
+				t.Errorf("streamed %q, want what the store has", got)
+			}
+		})
 	})
 }
 

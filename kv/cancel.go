@@ -72,16 +72,26 @@ func (s *Store) markCancel(ctx context.Context, acc goal.Accepted) error {
 	}
 }
 
-// CancelAsked reports whether the mark is there.
-func (s *Store) CancelAsked(ctx context.Context, acc goal.Accepted) (bool, error) {
-	_, err := s.getOf(ctx, acc, bucketStream(goal.CancelsBucket), cancelSubject(acc.Submission.Tenant, acc.Submission.TaskID))
-	if errors.Is(err, goal.ErrNotFound) {
-		return false, nil
+// Over reports whether nothing more may be started for the goal: its
+// cancellation was asked for, or it has a result.
+func (s *Store) Over(ctx context.Context, acc goal.Accepted) (bool, error) {
+	ctx, cancel := bounded(ctx, callTimeout)
+	defer cancel()
+	tenant, task := acc.Submission.Tenant, acc.Submission.TaskID
+	of := []struct{ stream, subject string }{
+		{bucketStream(goal.CancelsBucket), cancelSubject(tenant, task)},
+		{bucketStream(goal.ResultsBucket), resultSubject(tenant, task)},
 	}
+	read, err := s.round(ctx, lastQuestion(of[0].stream, of[0].subject), lastQuestion(of[1].stream, of[1].subject))
 	if err != nil {
-		return false, fmt.Errorf("cancel mark of %s: %w", acc.Submission.TaskID, err)
+		return false, fmt.Errorf("ask whether %s is over: %w", task, err)
 	}
-	return true, nil
+	for i, record := range of {
+		if _, found, err := s.answered(ctx, acc, read[i], record.stream, record.subject); found || err != nil {
+			return found, err
+		}
+	}
+	return false, nil
 }
 
 // cancelBacklog bounds the messages that wait for a slow callback; later ones

@@ -64,7 +64,7 @@ func wholeGoal(ctx context.Context, dir string) error {
 		}
 		fmt.Println("created:", created)
 	}
-	journal, _, err := store.OpenJournal(ctx, acc)
+	journal, _, _, err := store.OpenJournal(ctx, acc)
 	if err != nil {
 		return err
 	}

@@ -101,7 +101,7 @@ func submit(tb testing.TB, s *kv.Store, task string) goal.Accepted {
 
 func open(tb testing.TB, s *kv.Store, acc goal.Accepted) (*kv.Journal, []goal.Event) {
 	tb.Helper()
-	j, events, err := s.OpenJournal(tb.Context(), acc)
+	j, events, _, err := s.OpenJournal(tb.Context(), acc)
 	if err != nil {
 		tb.Fatalf("OpenJournal: %v", err)
 	}
@@ -506,9 +506,9 @@ func exerciseCancel(e env) {
 	t, s := e.T, e.s
 	ctx := t.Context()
 	acc := submit(t, s, taskID(t))
-	asked, err := s.CancelAsked(ctx, acc)
-	if err != nil || asked {
-		t.Fatalf("asked before: %v, %v", asked, err)
+	over, err := s.Over(ctx, acc)
+	if err != nil || over {
+		t.Fatalf("over before: %v, %v", over, err)
 	}
 	heard := make(chan string, 10)
 	stop, err := s.OnCancel(func(_, task string) {
@@ -526,9 +526,9 @@ func exerciseCancel(e env) {
 			t.Fatal("no cancel message")
 		}
 	}
-	asked, err = s.CancelAsked(ctx, acc)
-	if err != nil || !asked {
-		t.Fatalf("asked after: %v, %v", asked, err)
+	over, err = s.Over(ctx, acc)
+	if err != nil || !over {
+		t.Fatalf("over after: %v, %v", over, err)
 	}
 	snap, err := s.Load(ctx, kv.DefaultTenant, acc.Submission.TaskID)
 	if err != nil || !snap.CancelAsked {

@@ -85,7 +85,7 @@ func wholeTask(ctx context.Context, s *kv.Store, task string) (int, error) {
 	var j *kv.Journal
 	steps := []func() error{
 		func() (err error) { acc, _, err = s.Submit(ctx, submission(task)); return err },
-		func() (err error) { j, _, err = s.OpenJournal(ctx, acc); return err },
+		func() (err error) { j, _, _, err = s.OpenJournal(ctx, acc); return err },
 		func() error { return j.Append(ctx, started(acc)) },
 		func() error { return j.Append(ctx, sameObservation(acc)) },
 		func() error { _, err := s.Settle(ctx, acc, succeeded(), j.N()); return err },

@@ -49,7 +49,7 @@ func TestLostAnswer(t *testing.T) {
 			if err != nil || !created {
 				t.Fatalf("submit: created %v, %v", created, err)
 			}
-			j, _, err := s.Losing(3).OpenJournal(ctx, acc)
+			j, _, _, err := s.Losing(3).OpenJournal(ctx, acc)
 			must(t, "open", err, nil)
 			for range 4 {
 				must(t, "append", j.Append(ctx, observed()), nil)

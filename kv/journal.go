@@ -111,37 +111,67 @@ type Journal struct {
 	s     *Store
 	acc   goal.Accepted
 	id    string // tells this journal's writes from those of other workers
-	last  uint64 // sequence that the next append must find
-	n     int    // number of the last event
-	ended bool
-	lost  bool // another has appended, or the outcome of an append is another's
+	at    journalRead
+	lost  bool      // another has appended, or the outcome of an append is another's
+	stood time.Time // at is what the store held then; zero: nobody has looked
 }
 
-// OpenJournal reads a task's journal and returns it with a Journal that goes on
-// from there. Whoever opened it before and appends later than this one's first
-// append is fenced. The events are durable.
-func (s *Store) OpenJournal(ctx context.Context, acc goal.Accepted) (*Journal, []goal.Event, error) {
+// OpenJournal reads a task's journal, and its result if there is one, and
+// returns a Journal that goes on from there. Whoever opened it before and appends
+// later than this one's first append is fenced. What is returned is durable.
+func (s *Store) OpenJournal(ctx context.Context, acc goal.Accepted) (*Journal, []goal.Event, *goal.Result, error) {
 	ctx, cancel := bounded(ctx, callTimeout)
 	defer cancel()
-	task := acc.Submission.TaskID
-	read, err := s.readJournal(ctx, acc)
+	j, result, err := s.openJournal(ctx, acc)
 	if err != nil {
-		return nil, nil, fmt.Errorf("open journal of %s: %w", task, err)
+		return nil, nil, nil, fmt.Errorf("open journal of %s: %w", acc.Submission.TaskID, err)
 	}
-	if read.foreign {
+	return j, j.at.events, result, nil
+}
+
+func (s *Store) openJournal(ctx context.Context, acc goal.Accepted) (*Journal, *goal.Result, error) {
+	began := time.Now()
+	tenant, task := acc.Submission.Tenant, acc.Submission.TaskID
+	results := bucketStream(goal.ResultsBucket)
+	read, err := s.round(ctx,
+		batchQuestion(goal.EventsStream, goal.EventsFilter(tenant, task), 1),
+		lastQuestion(results, resultSubject(tenant, task)),
+	)
+	if err != nil {
+		return nil, nil, err
+	}
+	at, err := s.journalAnswer(ctx, acc, read[0])
+	if err != nil {
+		return nil, nil, err
+	}
+	if at.foreign {
 		if err := s.current(ctx, acc); err != nil {
-			return nil, nil, fmt.Errorf("open journal of %s: %w", task, err)
+			return nil, nil, err
 		}
 	}
-	if err := s.durableRecord(ctx, goal.EventsStream, read.last); err != nil {
-		return nil, nil, fmt.Errorf("open journal of %s: %w", task, err)
+	if err := s.durableRecord(ctx, goal.EventsStream, at.last); err != nil {
+		return nil, nil, err
 	}
-	j := &Journal{s: s, acc: acc, id: newNonce(), last: read.last.Seq, n: read.n, ended: read.ended}
-	return j, read.events, nil
+	record, found, err := s.answered(ctx, acc, read[1], results, resultSubject(tenant, task))
+	if err != nil {
+		return nil, nil, err
+	}
+	result, at, err := s.outcome(ctx, acc, record, found, at)
+	if err != nil {
+		return nil, nil, err
+	}
+	return &Journal{s: s, acc: acc, id: newNonce(), at: at, stood: began}, result, nil
+}
+
+// BeginJournal is OpenJournal for a goal that has most likely never been taken:
+// it does not look. Its first append finds out: goal.ErrFenced, and nothing is
+// stored, when the task has a journal already; then open it.
+func (s *Store) BeginJournal(acc goal.Accepted) *Journal {
+	return &Journal{s: s, acc: acc, id: newNonce()}
 }
 
 // N is the number of the last event of the journal.
-func (j *Journal) N() int { return j.n }
+func (j *Journal) N() int { return j.at.n }
 
 // Append stores the events as one record, numbered from N()+1, and returns when
 // they are durable. goal.ErrFenced: another has appended, or the task has ended,
@@ -159,16 +189,17 @@ func (j *Journal) Append(ctx context.Context, events ...goal.Event) error {
 }
 
 func (j *Journal) append(ctx context.Context, events []goal.Event) error {
-	if j.lost || j.ended {
+	if j.lost || j.at.ended {
 		return goal.ErrFenced
 	}
 	ctx, cancel := bounded(ctx, callTimeout)
 	defer cancel()
+	began := time.Now()
 	events = slices.Clone(events)
 	for i := range events {
-		events[i].N = j.n + 1 + i
+		events[i].N = j.at.n + 1 + i
 	}
-	seq, err := j.s.appendBatch(ctx, j.acc, goal.Batch{Events: events}, goal.LogSubject, j.id, j.last)
+	seq, err := j.s.appendBatch(ctx, j.acc, goal.Batch{Events: events}, goal.LogSubject, j.id, j.at.last.Seq)
 	if errors.Is(err, goal.ErrFenced) {
 		j.lost = true
 	}
@@ -180,7 +211,8 @@ func (j *Journal) append(ctx context.Context, events []goal.Event) error {
 	if err := j.s.durable(ctx); err != nil {
 		return err
 	}
-	j.last, j.n = seq, j.n+len(events)
+	j.at.last, j.at.n, j.stood = Record{Seq: seq}, j.at.n+len(events), began
+	j.at.events = append(j.at.events, events...)
 	return nil
 }
 

@@ -51,17 +51,22 @@ func (s *Store) Trace(ctx context.Context, tenant, task string, seq uint64) ([]g
 
 // trace completes the answers about a task's journal and its notes.
 func (s *Store) trace(ctx context.Context, acc goal.Accepted, events, notes answer) (journalRead, []goal.Event, error) {
-	filter := goal.EventsFilter(acc.Submission.Tenant, acc.Submission.TaskID)
-	records, err := s.readRest(ctx, goal.EventsStream, filter, events.records, events.more)
-	if err != nil {
-		return journalRead{}, nil, err
-	}
-	journal, err := journalOf(acc, records)
+	journal, err := s.journalAnswer(ctx, acc, events)
 	if err != nil {
 		return journalRead{}, nil, err
 	}
 	noted, err := notesOf(acc, notes.records)
 	return journal, noted, err
+}
+
+// journalAnswer completes the answer about a task's journal.
+func (s *Store) journalAnswer(ctx context.Context, acc goal.Accepted, events answer) (journalRead, error) {
+	filter := goal.EventsFilter(acc.Submission.Tenant, acc.Submission.TaskID)
+	records, err := s.readRest(ctx, goal.EventsStream, filter, events.records, events.more)
+	if err != nil {
+		return journalRead{}, err
+	}
+	return journalOf(acc, records)
 }
 
 // load asks for everything at once and then for what does not fit together.

@@ -32,16 +32,17 @@ func TestLostResult(t *testing.T) {
 	if task := snap.Task(); task.Status != won.Status || task.Reason != won.Reason || task.EndedAt == nil || !task.EndedAt.Equal(won.EndedAt) {
 		t.Fatalf("loaded %s %s %v, want %s %s %v", task.Status, task.Reason, task.EndedAt, won.Status, won.Reason, won.EndedAt)
 	}
-	_, events := open(t, s, acc)
-	lost, ok := goal.ResultOf(acc, events)
-	if !ok {
-		t.Fatal("the journal has no end")
+	j, _, lost, err := s.OpenJournal(ctx, acc)
+	if err != nil || lost == nil || lost.Status != won.Status {
+		t.Fatalf("opened: %+v, %v", lost, err)
 	}
-	_, err = s.Settle(ctx, acc, lost, len(events))
+	_, err = j.Settle(ctx, *lost)
 	must(t, "settle again", err, nil)
-	again, err := s.Result(ctx, acc)
-	if err != nil || again == nil || again.Status != won.Status {
-		t.Fatalf("stored again: %+v, %v", again, err)
+	if info, err := results.Info(ctx); err != nil || info.State.Msgs != 1 {
+		t.Fatalf("stored again: %+v, %v", info, err)
+	}
+	if snap, err = s.Load(ctx, kv.DefaultTenant, acc.Submission.TaskID); err != nil || snap.Result == nil || snap.Result.Status != won.Status {
+		t.Fatalf("loaded again: %+v, %v", snap.Result, err)
 	}
 	if got := ends(t, s, acc.Submission.TaskID); len(got) != 1 {
 		t.Fatalf("%d terminal batches", len(got))

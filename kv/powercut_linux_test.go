@@ -166,7 +166,7 @@ func writeTask(t *testing.T, s *kv.Store, report *os.File, task string) error {
 	if _, err := report.WriteString(task + "\n"); err != nil {
 		return err
 	}
-	j, _, err := s.OpenJournal(t.Context(), acc)
+	j, _, _, err := s.OpenJournal(t.Context(), acc)
 	if err != nil {
 		return err
 	}

@@ -33,6 +33,7 @@ func TestJournalProperty(t *testing.T) {
 			"open":   m.open,
 			"append": m.append,
 			"settle": m.settle,
+			"end":    m.settleOwn,
 			"load":   m.check,
 		})
 		m.check(rt)
@@ -53,11 +54,19 @@ type journalModel struct {
 
 func (m *journalModel) open(rt *rapid.T) {
 	i := rapid.IntRange(0, len(m.journals)-1).Draw(rt, "worker")
-	j, events, err := m.s.Losing(int64(rapid.IntRange(0, 1).Draw(rt, "lost"))).OpenJournal(m.t.Context(), m.acc)
+	s := m.s.Losing(int64(rapid.IntRange(0, 1).Draw(rt, "lost")))
+	if rapid.Bool().Draw(rt, "blindly") {
+		m.journals[i], m.fenced[i] = s.BeginJournal(m.acc), false
+		return
+	}
+	j, events, result, err := s.OpenJournal(m.t.Context(), m.acc)
 	if err != nil {
 		rt.Fatalf("open: %v", err)
 	}
 	m.same(rt, events)
+	if (result == nil) != (m.won == nil) || result != nil && result.Detail != m.won.Detail {
+		rt.Fatalf("opened with result %+v, want %+v", result, m.won)
+	}
 	m.journals[i], m.fenced[i] = j, false
 }
 
@@ -104,6 +113,31 @@ func (m *journalModel) settle(rt *rapid.T) {
 		}
 	case err != nil:
 		rt.Fatalf("settle: %v", err)
+	case m.won == nil && won.Detail != r.Detail, m.won != nil && won.Detail != m.won.Detail:
+		rt.Fatalf("settle %s: the winner is %s", r.Detail, won.Detail)
+	default:
+		m.won = &won
+	}
+}
+
+// settleOwn ends the task by a worker's own journal. One that another has
+// overtaken within the second may still decide; one that knows it may not.
+func (m *journalModel) settleOwn(rt *rapid.T) {
+	i := rapid.IntRange(0, len(m.journals)-1).Draw(rt, "worker")
+	if m.journals[i] == nil || rapid.IntRange(0, 3).Draw(rt, "often") != 0 {
+		return
+	}
+	m.writes++
+	r := failed()
+	r.Detail = strconv.Itoa(m.writes)
+	stale := m.journals[i].N() != len(m.texts)
+	won, err := m.journals[i].Settle(m.t.Context(), r)
+	switch {
+	case m.won == nil && stale && errors.Is(err, goal.ErrFenced):
+	case err != nil:
+		rt.Fatalf("settle: %v", err)
+	case m.won == nil && stale && m.fenced[i]:
+		rt.Fatalf("worker %d was fenced and decided", i)
 	case m.won == nil && won.Detail != r.Detail, m.won != nil && won.Detail != m.won.Detail:
 		rt.Fatalf("settle %s: the winner is %s", r.Detail, won.Detail)
 	default:

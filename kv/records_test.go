@@ -372,14 +372,17 @@ func TestUnknownVersions(t *testing.T) {
 		{goal.EventsStream, "goals.events.", map[string]func(context.Context, *kv.Store) error{
 			"Load": func(ctx context.Context, s *kv.Store) error { return second(s.Load(ctx, kv.DefaultTenant, endedTask)) },
 			"OpenJournal": func(ctx context.Context, s *kv.Store) error {
-				_, _, err := s.OpenJournal(ctx, ended)
+				_, _, _, err := s.OpenJournal(ctx, ended)
 				return err
 			},
 			"Settle": func(ctx context.Context, s *kv.Store) error { return second(s.Settle(ctx, ended, succeeded(), 6)) },
 		}},
 		{"KV_" + goal.ResultsBucket, "$KV.RESULTS.", map[string]func(context.Context, *kv.Store) error{
-			"Load":   func(ctx context.Context, s *kv.Store) error { return second(s.Load(ctx, kv.DefaultTenant, endedTask)) },
-			"Result": func(ctx context.Context, s *kv.Store) error { return second(s.Result(ctx, ended)) },
+			"Load": func(ctx context.Context, s *kv.Store) error { return second(s.Load(ctx, kv.DefaultTenant, endedTask)) },
+			"OpenJournal": func(ctx context.Context, s *kv.Store) error {
+				_, _, _, err := s.OpenJournal(ctx, ended)
+				return err
+			},
 			"Settle": func(ctx context.Context, s *kv.Store) error { return second(s.Settle(ctx, ended, succeeded(), 7)) },
 		}},
 		{goal.DeliveriesStream, "deliveries.record.", map[string]func(context.Context, *kv.Store) error{

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 )
@@ -20,27 +21,43 @@ import (
 //
 // A result that is larger than the server takes is stored without its State.
 func (s *Store) Settle(ctx context.Context, acc goal.Accepted, r goal.Result, n int) (goal.Result, error) {
+	return s.settle(ctx, acc, r, n, nil)
+}
+
+// ownWord is for how long after its own last append, or after it was read, a
+// journal is settled without another look. Who takes a task over begins with an
+// append, and whoever looks may be overtaken by it just so: the create-only
+// result and the fenced end are right either way. The look keeps a worker that
+// slept from ending what others are at.
+const ownWord = time.Second
+
+// Settle is Store.Settle for the task of this journal. It does not look at a
+// journal that it has just appended to.
+func (j *Journal) Settle(ctx context.Context, r goal.Result) (goal.Result, error) {
+	if time.Since(j.stood) < ownWord && !j.lost {
+		return j.s.settle(ctx, j.acc, r, j.at.n, &j.at)
+	}
+	return j.s.settle(ctx, j.acc, r, j.at.n, nil)
+}
+
+// settle is Settle with the journal, where it is known.
+func (s *Store) settle(ctx context.Context, acc goal.Accepted, r goal.Result, n int, known *journalRead) (goal.Result, error) {
 	if !r.Status.Terminal() {
 		return goal.Result{}, fmt.Errorf("settle %s: state %q is not terminal", acc.Submission.TaskID, r.Status)
 	}
 	ctx, cancel := bounded(ctx, callTimeout)
 	defer cancel()
 	r.Version, r.TaskID, r.Tenant, r.GoalSeq = goal.ResultVersion, acc.Submission.TaskID, acc.Submission.Tenant, acc.Seq
-	winner, err := s.settle(ctx, acc, r, n)
+	winner, err := s.resolve(ctx, acc, r, n, known)
 	if err != nil {
 		return goal.Result{}, fmt.Errorf("settle %s: %w", acc.Submission.TaskID, err)
 	}
 	return winner, nil
 }
 
-func (s *Store) settle(ctx context.Context, acc goal.Accepted, r goal.Result, n int) (goal.Result, error) {
-	// The journal first: one that has ended has a result. Its events are needed
-	// for the webhook only.
-	read := s.readJournalEnd
-	if acc.Submission.Goal.WebhookURL != "" {
-		read = s.readJournal
-	}
-	journal, err := read(ctx, acc)
+func (s *Store) resolve(ctx context.Context, acc goal.Accepted, r goal.Result, n int, known *journalRead) (goal.Result, error) {
+	// The journal first: one that has ended has a result.
+	journal, err := s.journalToEnd(ctx, acc, known)
 	if err != nil {
 		return goal.Result{}, err
 	}
@@ -52,6 +69,19 @@ func (s *Store) settle(ctx context.Context, acc goal.Accepted, r goal.Result, n 
 		return goal.Result{}, err
 	}
 	return winner, s.end(ctx, acc, winner, journal)
+}
+
+// journalToEnd reads the journal where it is not known; its events are needed
+// for the webhook only.
+func (s *Store) journalToEnd(ctx context.Context, acc goal.Accepted, known *journalRead) (journalRead, error) {
+	switch {
+	case known != nil:
+		return *known, nil
+	case acc.Submission.Goal.WebhookURL != "":
+		return s.readJournal(ctx, acc)
+	default:
+		return s.readJournalEnd(ctx, acc)
+	}
 }
 
 // decide creates the result, or reads the one that was first. The caller must

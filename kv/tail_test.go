@@ -59,7 +59,7 @@ func TestTailEvents(t *testing.T) {
 			a, b := tailSubmit(t, s, "a", "k"), tailSubmit(t, s, "b", "k")
 			appendTo := func(acc goal.Accepted, e goal.Event) {
 				t.Helper()
-				j, _, err := s.OpenJournal(t.Context(), acc)
+				j, _, _, err := s.OpenJournal(t.Context(), acc)
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -114,13 +114,13 @@ func TestRetention(t *testing.T) {
 		numbers(t, events, 0)
 		must(t, "append of the new", heir.Append(ctx, started(acc)), nil)
 		must(t, "append of the old", j.Append(ctx, observed()), goal.ErrFenced)
-		_, _, err = s.OpenJournal(ctx, old)
+		_, _, _, err = s.OpenJournal(ctx, old)
 		must(t, "journal of the old", err, goal.ErrFenced)
 		must(t, "cancel of the old", s.RequestCancel(ctx, old), nil) // its mark is there
 		must(t, "cancel of the new", s.RequestCancel(ctx, acc), nil)
 		must(t, "late cancel of the old", s.RequestCancel(ctx, old), goal.ErrFenced)
-		if asked, err := s.CancelAsked(ctx, acc); err != nil || !asked {
-			t.Fatalf("cancel asked: %v, %v", asked, err)
+		if over, err := s.Over(ctx, acc); err != nil || !over {
+			t.Fatalf("over: %v, %v", over, err)
 		}
 
 		time.Sleep(3 * time.Minute) // the old records go

@@ -45,6 +45,8 @@ type attempt struct {
 	job Job
 	acc goal.Accepted
 	log *slog.Logger
+	// taken: the observer was told of it.
+	taken bool
 	// cancelled is done when the task's cancellation was asked for.
 	cancelled context.Context //nolint:containedctx // a signal, handed to the loop as one
 	askCancel context.CancelFunc
@@ -95,9 +97,9 @@ func (a *attempt) run(ctx context.Context) error {
 	defer cancelWork(nil)
 	stopBeating := a.keepAlive(ctx, cancelWork, lock)
 	span, endSpan := w.cfg.Trace(ctx, a.acc)
-	res, n, err := a.work(span)
+	res, journal, err := a.work(span)
 	if err == nil {
-		err = a.settle(span, res, n)
+		err = a.settle(span, res, journal)
 	}
 	endSpan(res, err)
 	stopBeating()
@@ -162,37 +164,46 @@ func why(ctx context.Context, err error) error {
 }
 
 // work returns the result of the goal, the one that is stored already or the
-// one of running it, and how many events its journal holds.
-func (a *attempt) work(ctx context.Context) (goal.Result, int, error) {
-	w, sub := a.w, a.acc.Submission
-	journal, history, err := w.cfg.Store.OpenJournal(ctx, a.acc)
+// one of running it, and the journal to settle it with.
+func (a *attempt) work(ctx context.Context) (goal.Result, Journal, error) {
+	if !a.job.Redelivered() {
+		journal := a.w.cfg.Store.BeginJournal(a.acc)
+		res, err := a.pursue(ctx, journal, nil)
+		if !errors.Is(err, goal.ErrFenced) || journal.N() > 0 {
+			return res, journal, err
+		}
+		// It was handed out before after all, or was cancelled while it was queued.
+	}
+	journal, history, settled, err := a.w.cfg.Store.OpenJournal(ctx, a.acc)
 	if err != nil {
-		return goal.Result{}, 0, fmt.Errorf("open the journal: %w", err)
+		return goal.Result{}, nil, fmt.Errorf("open the journal: %w", err)
 	}
-	if res, err := w.cfg.Store.Result(ctx, a.acc); err != nil {
-		return goal.Result{}, 0, fmt.Errorf("look for a result: %w", err)
-	} else if res != nil {
-		return *res, len(history), nil // settled before a crash, or cancelled while queued
+	if settled != nil {
+		return *settled, journal, nil // before a crash, or cancelled while queued
 	}
-	if lost, ok := goal.ResultOf(a.acc, history); ok {
-		return lost, len(history), nil // a disk has lost the result: settling stores it again
-	}
+	res, err := a.pursue(ctx, journal, history)
+	return res, journal, err
+}
+
+// pursue runs the goal from its history to an end.
+func (a *attempt) pursue(ctx context.Context, journal Journal, history []goal.Event) (goal.Result, error) {
+	w, sub := a.w, a.acc.Submission
 	if len(history) == 0 && time.Now().After(a.acc.Expires.Add(-queueMargin)) {
-		return a.failed(goal.QueueExpired, "the goal could not start before the end of its retention came near"), 0, nil
+		return a.failed(goal.QueueExpired, "the goal could not start before the end of its retention came near"), nil
 	}
 	env, ok := w.cfg.Environments.Environment(sub.Tenant, sub.Goal.EnvironmentName())
 	if !ok && sub.Refused == nil { // a refused goal ends with its own problem, which may be this
-		return a.failed(goal.InvalidGoal, "environment "+sub.Goal.EnvironmentName()+" is not configured here"), len(history), nil
+		return a.failed(goal.InvalidGoal, "environment "+sub.Goal.EnvironmentName()+" is not configured here"), nil
 	}
-	w.observe(func(o Observer) { o.Taken(sub.Tenant, a.age(), len(history) > 0) })
+	if !a.taken {
+		a.taken = true
+		w.observe(func(o Observer) { o.Taken(sub.Tenant, a.age(), len(history) > 0) })
+	}
 	w.track(a)
 	defer w.untrack(a)
-	counted := &counting{Journal: journal, n: len(history)}
-	task := agent.Task{
+	return a.drive(ctx, agent.Task{
 		Accepted: a.acc, History: history, Roles: sub.Roles, Worker: w.cfg.Name, Redelivered: a.job.Redelivered(),
-	}
-	res, err := a.drive(ctx, task, env, counted)
-	return res, counted.n, err
+	}, env, journal)
 }
 
 // drive runs the loop. A planner or tool that panics is a failed attempt, which
@@ -207,30 +218,15 @@ func (a *attempt) drive(ctx context.Context, task agent.Task, env agent.Environm
 	return agent.Run(ctx, task, env, j, agent.Options{
 		Balance: w.cfg.Balance, Cancel: a.cancelled, Stop: w.draining, Hook: func(p agent.Point) { w.hook(string(p)) },
 		// The message that cancels at once may be lost; the marker is not.
-		Cancelled: func(ctx context.Context) (bool, error) { return w.cfg.Store.CancelAsked(ctx, a.acc) },
+		Over: func(ctx context.Context) (bool, error) { return w.cfg.Store.Over(ctx, a.acc) },
 	})
 }
 
-// counting counts the events of a journal.
-type counting struct {
-	agent.Journal
-	n int
-}
-
-// Append implements agent.Journal.
-func (c *counting) Append(ctx context.Context, events ...goal.Event) error {
-	if err := c.Journal.Append(ctx, events...); err != nil {
-		return err
-	}
-	c.n += len(events)
-	return nil
-}
-
-func (a *attempt) settle(ctx context.Context, res goal.Result, n int) error {
+func (a *attempt) settle(ctx context.Context, res goal.Result, journal Journal) error {
 	// The outcome is known: draining must not lose it.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
 	defer cancel()
-	won, err := a.w.cfg.Store.Settle(ctx, a.acc, res, n)
+	won, err := journal.Settle(ctx, res)
 	if err != nil {
 		return fmt.Errorf("settle: %w", err)
 	}

@@ -12,7 +12,6 @@ import (
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 	"github.com/goalkeeper-dev/goalkeeper/kv/kvtest"
 	"github.com/goalkeeper-dev/goalkeeper/worker"
-	"github.com/goalkeeper-dev/goalkeeper/worker/agent"
 )
 
 // TestTwoWorkersOneQueue runs against the real store: two workers share a
@@ -123,13 +122,16 @@ func (s realStore) Lock(ctx context.Context, tenant, task, owner string, ttl tim
 	return l, nil
 }
 
+// BeginJournal implements worker.Store.
+func (s realStore) BeginJournal(acc goal.Accepted) worker.Journal { return s.Store.BeginJournal(acc) }
+
 // OpenJournal implements worker.Store.
-func (s realStore) OpenJournal(ctx context.Context, acc goal.Accepted) (agent.Journal, []goal.Event, error) {
-	j, events, err := s.Store.OpenJournal(ctx, acc)
+func (s realStore) OpenJournal(ctx context.Context, acc goal.Accepted) (worker.Journal, []goal.Event, *goal.Result, error) {
+	j, events, result, err := s.Store.OpenJournal(ctx, acc)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	return j, events, nil
+	return j, events, result, nil
 }
 
 type realQueue struct{ *kv.Queue }

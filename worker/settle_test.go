@@ -25,10 +25,10 @@ func TestOrder(t *testing.T) {
 		w.pass(time.Second)
 		w.settledOnce(goal.TargetStateReached)
 		want := []string{
-			"lock a", "open a", "result a", "append a", // the start
-			"decide a", "append a", "call a", "append a", "settle a", "release a", "ack a",
+			"lock a", "begin a", "append a", // the start
+			"over a", "decide a", "append a", "call a", "append a", "settle a", "release a", "ack a",
 		}
-		got := w.said("lock", "open", "result", "append", "decide", "call", "settle", "release", "ack", "nak")
+		got := w.said("lock", "begin", "open", "over", "append", "decide", "call", "settle", "release", "ack", "nak")
 		if !slices.Equal(got, want) {
 			t.Errorf("the worker did %v, want %v", got, want)
 		}
@@ -50,8 +50,7 @@ func TestStoreDown(t *testing.T) {
 	}{
 		{"lock", free, []string{"nak a 1s"}},
 		{"open", free, []string{"release a", "nak a 1s"}},
-		{"result", free, []string{"release a", "nak a 1s"}},
-		{"cancelled", free, []string{"release a", "nak a 1s"}},
+		{"over", free, []string{"release a", "nak a 1s"}},
 		{"append", free, []string{"release a", "nak a 1s"}},
 		{"settle", free, []string{"release a", "nak a 1s"}},
 		{"release", held, []string{"ack a"}},
@@ -66,6 +65,9 @@ func TestStoreDown(t *testing.T) {
 				w := newWorld(t)
 				w.act = takes(7 * time.Second)
 				a := w.submit(acme, "a", 1)
+				if row.verb == "open" {
+					a.delivered = 1 // else there is nothing to open
+				}
 				n := w.node("one")
 				failed := make(chan int, 1) // where in the log
 				n.setFault(row.verb, func(_ context.Context, i int) error {
@@ -109,7 +111,7 @@ func TestStoreStaysDown(t *testing.T) {
 		w := newWorld(t)
 		w.submit(acme, "a", 3)
 		n := w.node("one")
-		for _, verb := range []string{"lock", "open", "result", "cancelled", "append", "settle", "release", "ack", "nak"} {
+		for _, verb := range []string{"lock", "open", "over", "append", "settle", "release", "ack", "nak"} {
 			n.setFault(verb, func(context.Context, int) error {
 				if time.Since(w.start) < time.Minute {
 					return errDown
@@ -150,7 +152,8 @@ func TestFenced(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t)
 				w.act = takes(7 * time.Second)
-				w.submit(acme, "a", 1)
+				a := w.submit(acme, "a", 1)
+				a.delivered = 1 // what is handed out first is looked at again: see TestBegunInVain
 				n := w.node("one")
 				n.setFault(verb, first(1, fmt.Errorf("test: %w", goal.ErrFenced)))
 				n.start()
@@ -205,7 +208,7 @@ func TestLocked(t *testing.T) {
 				n.setFault("lock", first(1, fmt.Errorf("test: %w", &goal.LockedError{Holder: "other", Left: left})))
 				n.start()
 				w.pass(time.Millisecond)
-				got := w.said("open", "settle", "release", "ack", "nak")
+				got := w.said("begin", "open", "settle", "release", "ack", "nak")
 				if len(got) != 1 || got[0] != "nak a "+want {
 					t.Errorf("with %s left: %v, want nak a %s alone", left, got, want)
 				}
@@ -216,20 +219,75 @@ func TestLocked(t *testing.T) {
 	}
 }
 
-// TestRedeliveredAfterResult: what was settled before is settled again, which
-// completes it, and not worked on.
-func TestRedeliveredAfterResult(t *testing.T) {
+// TestSettledBefore: what was settled before is settled again, which completes
+// it, and not worked on, also where the queue does not know that it was handed
+// out before.
+func TestSettledBefore(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		name      string
+		delivered int
+		ended     bool // the terminal event is there
+		want      []string
+	}{
+		{"handed out again", 1, false, []string{"open a", "settle a", "release a", "ack a"}},
+		{"handed out again, ended", 1, true, []string{"open a", "settle a", "release a", "ack a"}},
+		{"handed out first", 0, false, []string{"begin a", "append a", "over a", "settle a", "release a", "ack a"}},
+		{"handed out first, ended", 0, true, []string{"begin a", "append a", "open a", "settle a", "release a", "ack a"}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				a := w.submit(acme, "a", 1)
+				a.result, a.created = &goal.Result{Status: goal.Cancelled, Reason: goal.CancelRequested}, 1
+				a.delivered = row.delivered
+				if row.ended {
+					a.ended, a.batches = true, 1
+				}
+				n := w.node("one").start()
+				w.pass(time.Second)
+				w.settledOnce(goal.CancelRequested)
+				if got := w.said("begin", "open", "append", "over", "decide", "call", "settle", "release", "ack", "nak"); !slices.Equal(got, row.want) {
+					t.Errorf("the worker did %v, want %v", got, row.want)
+				}
+				if n.seen().taken > 1 {
+					t.Errorf("taken %d times", n.seen().taken)
+				}
+			})
+		})
+	}
+}
+
+// TestBegunBefore: a goal that somebody has begun and that the queue hands out
+// as a new one (it has lost what it knew) goes on from its journal.
+func TestBegunBefore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		a := w.submit(acme, "a", 1)
-		a.result, a.created = &goal.Result{Status: goal.Cancelled, Reason: goal.CancelRequested}, 1 // and no terminal event
-		w.node("one").start()
-		w.pass(time.Second)
-		w.settledOnce(goal.CancelRequested)
-		want := []string{"settle a", "release a", "ack a"}
-		if got := w.said("append", "decide", "call", "settle", "release", "ack", "nak"); !slices.Equal(got, want) {
-			t.Errorf("the worker did %v, want %v", got, want)
+		a := w.submit(acme, "a", 2)
+		one := w.node("one")
+		one.setFault("append", func(_ context.Context, i int) error {
+			if i == 4 { // the second decision
+				return errDown
+			}
+			return nil
+		})
+		one.start()
+		w.pass(500 * time.Millisecond)
+		one.stop()
+		w.mu.Lock()
+		a.delivered = 0
+		w.enqueue(a)
+		w.mu.Unlock()
+		two := w.node("two").start()
+		w.pass(time.Minute)
+		w.settledOnce(goal.TargetStateReached)
+		if got := two.seen(); got.taken != 1 || a.effects != 2 {
+			t.Errorf("%d effects, observed %+v", a.effects, got)
+		}
+		if got := w.said("begin", "open"); !slices.Equal(got, []string{"begin a", "begin a", "open a"}) {
+			t.Errorf("the workers did %v", got)
 		}
 	})
 }

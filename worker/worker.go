@@ -43,21 +43,31 @@ type Lock interface {
 	Drop() error
 }
 
+// Journal is a task's journal and its end.
+type Journal interface {
+	agent.Journal
+	// N is the number of the last event of the journal, as far as it is known.
+	N() int
+	// Settle stores the result, unless there is one already, then the terminal
+	// event; it returns the result that counts and may be repeated.
+	// goal.ErrFenced: another worker has gone on with the task.
+	Settle(ctx context.Context, r goal.Result) (goal.Result, error)
+}
+
 // Store is what a worker needs of the store.
 type Store interface {
 	// Lock creates the lease on a task, or fails with *goal.LockedError.
 	Lock(ctx context.Context, tenant, task, owner string, ttl time.Duration) (Lock, error)
-	// Result reads the result of this very goal, nil when there is none.
-	Result(ctx context.Context, acc goal.Accepted) (*goal.Result, error)
+	// BeginJournal is the journal of a goal that was never taken: it does not
+	// look. Its first append fails with goal.ErrFenced when there is one already.
+	BeginJournal(acc goal.Accepted) Journal
 	// OpenJournal reads the journal and fences it: an earlier writer's next
-	// append fails once this one has appended.
-	OpenJournal(ctx context.Context, acc goal.Accepted) (agent.Journal, []goal.Event, error)
-	// CancelAsked reports whether the goal's cancel marker exists.
-	CancelAsked(ctx context.Context, acc goal.Accepted) (bool, error)
-	// Settle stores the result, unless there is one already, then the terminal
-	// event, which follows the n events of the journal; it returns the result
-	// that counts and may be repeated.
-	Settle(ctx context.Context, acc goal.Accepted, r goal.Result, n int) (goal.Result, error)
+	// append fails once this one has appended. It also reads the result of this
+	// very goal, nil when there is none.
+	OpenJournal(ctx context.Context, acc goal.Accepted) (Journal, []goal.Event, *goal.Result, error)
+	// Over reports whether nothing more may be started for the goal: its
+	// cancellation was asked for, or it has a result.
+	Over(ctx context.Context, acc goal.Accepted) (bool, error)
 	// OnCancel calls f for every cancellation asked for from now on.
 	OnCancel(f func(tenant, task string)) (stop func(), err error)
 }

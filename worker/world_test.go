@@ -477,32 +477,34 @@ func (l *lock) Release(ctx context.Context) error {
 // Drop implements worker.Lock.
 func (l *lock) Drop() error { return l.Release(context.Background()) }
 
-// Result implements worker.Store.
-func (n *node) Result(ctx context.Context, acc goal.Accepted) (*goal.Result, error) {
-	if err := n.enter(ctx, "result", acc.Submission.TaskID); err != nil {
-		return nil, err
-	}
+// BeginJournal implements worker.Store.
+func (n *node) BeginJournal(acc goal.Accepted) worker.Journal {
 	n.w.mu.Lock()
 	defer n.w.mu.Unlock()
-	return n.w.tasks[acc.Submission.TaskID].result, nil
+	n.w.note("begin %s", acc.Submission.TaskID)
+	return &journal{n: n, t: n.w.tasks[acc.Submission.TaskID]}
 }
 
 // OpenJournal implements worker.Store.
-func (n *node) OpenJournal(ctx context.Context, acc goal.Accepted) (agent.Journal, []goal.Event, error) {
+func (n *node) OpenJournal(ctx context.Context, acc goal.Accepted) (worker.Journal, []goal.Event, *goal.Result, error) {
 	if err := n.enter(ctx, "open", acc.Submission.TaskID); err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	n.w.mu.Lock()
 	defer n.w.mu.Unlock()
 	t := n.w.tasks[acc.Submission.TaskID]
-	return &journal{n: n, t: t, last: t.batches}, slices.Clone(t.events), nil
+	return &journal{n: n, t: t, last: t.batches, events: len(t.events)}, slices.Clone(t.events), t.result, nil
 }
 
 type journal struct {
-	n    *node
-	t    *task
-	last int
+	n      *node
+	t      *task
+	last   int // batch
+	events int
 }
+
+// N implements worker.Journal.
+func (j *journal) N() int { return j.events }
 
 // Append implements agent.Journal.
 func (j *journal) Append(ctx context.Context, events ...goal.Event) error {
@@ -517,42 +519,44 @@ func (j *journal) Append(ctx context.Context, events ...goal.Event) error {
 	j.t.batches++
 	j.last = j.t.batches
 	j.t.events = append(j.t.events, events...)
+	j.events += len(events)
 	return nil
 }
 
-// CancelAsked implements worker.Store.
-func (n *node) CancelAsked(ctx context.Context, acc goal.Accepted) (bool, error) {
-	if err := n.enter(ctx, "cancelled", acc.Submission.TaskID); err != nil {
+// Settle implements worker.Journal.
+func (j *journal) Settle(ctx context.Context, r goal.Result) (goal.Result, error) {
+	acc := j.t.acc
+	if err := j.n.enter(ctx, "settle", acc.Submission.TaskID); err != nil {
+		return goal.Result{}, err
+	}
+	j.n.w.mu.Lock()
+	defer j.n.w.mu.Unlock()
+	if j.t.result == nil {
+		if j.events != len(j.t.events) {
+			return goal.Result{}, goal.ErrFenced
+		}
+		if !r.Status.Terminal() || r.TaskID != acc.Submission.TaskID || r.Tenant != acc.Submission.Tenant || r.GoalSeq != acc.Seq {
+			j.n.w.t.Errorf("Settle(%+v)", r)
+		}
+		j.t.result = &r
+		j.t.created++
+	}
+	if !j.t.ended {
+		j.t.ended = true
+		j.t.batches++
+	}
+	return *j.t.result, nil
+}
+
+// Over implements worker.Store.
+func (n *node) Over(ctx context.Context, acc goal.Accepted) (bool, error) {
+	if err := n.enter(ctx, "over", acc.Submission.TaskID); err != nil {
 		return false, err
 	}
 	n.w.mu.Lock()
 	defer n.w.mu.Unlock()
-	return n.w.tasks[acc.Submission.TaskID].cancel, nil
-}
-
-// Settle implements worker.Store.
-func (n *node) Settle(ctx context.Context, acc goal.Accepted, r goal.Result, events int) (goal.Result, error) {
-	if err := n.enter(ctx, "settle", acc.Submission.TaskID); err != nil {
-		return goal.Result{}, err
-	}
-	n.w.mu.Lock()
-	defer n.w.mu.Unlock()
 	t := n.w.tasks[acc.Submission.TaskID]
-	if t.result == nil {
-		if events != len(t.events) {
-			return goal.Result{}, goal.ErrFenced
-		}
-		if !r.Status.Terminal() || r.TaskID != acc.Submission.TaskID || r.Tenant != acc.Submission.Tenant || r.GoalSeq != acc.Seq {
-			n.w.t.Errorf("Settle(%+v)", r)
-		}
-		t.result = &r
-		t.created++
-	}
-	if !t.ended {
-		t.ended = true
-		t.batches++
-	}
-	return *t.result, nil
+	return t.cancel || t.result != nil, nil
 }
 
 // OnCancel implements worker.Store.

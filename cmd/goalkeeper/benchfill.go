@@ -101,7 +101,7 @@ func fillerGoal(key string) goal.Submission {
 }
 
 func finishTask(ctx context.Context, store *kv.Store, d *kv.Delivery) error {
-	j, _, err := store.OpenJournal(ctx, d.Accepted)
+	j, _, _, err := store.OpenJournal(ctx, d.Accepted)
 	if err != nil {
 		return err
 	}

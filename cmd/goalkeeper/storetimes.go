@@ -10,7 +10,6 @@ import (
 	"github.com/goalkeeper-dev/goalkeeper/kv"
 	"github.com/goalkeeper-dev/goalkeeper/kv/goal"
 	"github.com/goalkeeper-dev/goalkeeper/worker"
-	"github.com/goalkeeper-dev/goalkeeper/worker/agent"
 )
 
 // storeTimes measures the store as the stages see it: with the group commit
@@ -82,28 +81,25 @@ func (s taskStore) Lock(ctx context.Context, tenant, task, owner string, ttl tim
 	return l, err
 }
 
+// BeginJournal implements worker.Store.
+func (s taskStore) BeginJournal(acc goal.Accepted) worker.Journal {
+	return timedJournal{s.Store.BeginJournal(acc), s.times}
+}
+
 // OpenJournal implements worker.Store.
-func (s taskStore) OpenJournal(ctx context.Context, acc goal.Accepted) (agent.Journal, []goal.Event, error) {
+func (s taskStore) OpenJournal(ctx context.Context, acc goal.Accepted) (worker.Journal, []goal.Event, *goal.Result, error) {
 	start := time.Now()
-	j, events, err := s.Store.OpenJournal(ctx, acc)
+	j, events, result, err := s.Store.OpenJournal(ctx, acc)
 	s.times.observe("open_journal", start, err)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	return timedJournal{j, s.times}, events, nil
+	return timedJournal{j, s.times}, events, result, nil
 }
 
-// Settle implements worker.Store.
-func (s taskStore) Settle(ctx context.Context, acc goal.Accepted, r goal.Result, n int) (goal.Result, error) {
-	start := time.Now()
-	won, err := s.Store.Settle(ctx, acc, r, n)
-	s.times.observe("settle", start, err)
-	return won, err
-}
-
-// timedJournal measures appends.
+// timedJournal measures appends and the end.
 type timedJournal struct {
-	agent.Journal
+	worker.Journal
 
 	times storeTimes
 }
@@ -114,6 +110,14 @@ func (j timedJournal) Append(ctx context.Context, events ...goal.Event) error {
 	err := j.Journal.Append(ctx, events...)
 	j.times.observe("append", start, err)
 	return err
+}
+
+// Settle implements worker.Journal.
+func (j timedJournal) Settle(ctx context.Context, r goal.Result) (goal.Result, error) {
+	start := time.Now()
+	won, err := j.Journal.Settle(ctx, r)
+	j.times.observe("settle", start, err)
+	return won, err
 }
 
 // deliveryStore is the store as the notifier needs it, measured.

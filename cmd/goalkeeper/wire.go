@@ -26,13 +26,16 @@ func (s workerStore) Lock(ctx context.Context, tenant, task, owner string, ttl t
 	return l, nil
 }
 
+// BeginJournal implements worker.Store.
+func (s workerStore) BeginJournal(acc goal.Accepted) worker.Journal { return s.Store.BeginJournal(acc) }
+
 // OpenJournal implements worker.Store.
-func (s workerStore) OpenJournal(ctx context.Context, acc goal.Accepted) (agent.Journal, []goal.Event, error) {
-	j, events, err := s.Store.OpenJournal(ctx, acc)
+func (s workerStore) OpenJournal(ctx context.Context, acc goal.Accepted) (worker.Journal, []goal.Event, *goal.Result, error) {
+	j, events, result, err := s.Store.OpenJournal(ctx, acc)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	return j, events, nil
+	return j, events, result, nil
 }
 
 // workerQueue is a tenant's queue as a worker needs it.

@@ -98,13 +98,13 @@ func TestWritesPerGoal(t *testing.T) {
 		want              writes
 		reads             int64 // at most: twice what it takes
 	}{
-		{"built-in state, reached already", "default", things, 0, false, writes{queue: 1, events: 2, results: 1, locks: 2, acks: 1}, 18},
-		{"built-in state, 1 step", "default", things, 1, false, writes{queue: 1, events: 2 + 2, results: 1, locks: 2, acks: 1, state: 1}, 36},
-		{"built-in state, 3 steps", "default", things, 3, false, writes{queue: 1, events: 2 + 6, results: 1, locks: 2, acks: 1, state: 3}, 98},
-		{"HTTP tool, reached already", "counters", counter, 0, false, writes{queue: 1, events: 2, results: 1, locks: 2, acks: 1}, 20},
-		{"HTTP tool, 1 step", "counters", counter, 1, false, writes{queue: 1, events: 2 + 2, results: 1, locks: 2, acks: 1}, 20},
-		{"HTTP tool, 3 steps", "counters", counter, 3, false, writes{queue: 1, events: 2 + 6, results: 1, locks: 2, acks: 1}, 20},
-		{"webhook", "counters", counter, 0, true, writes{queue: 1, events: 2, results: 1, locks: 2, acks: 1, hooks: 2}, 20},
+		{"built-in state, reached already", "default", things, 0, false, writes{queue: 1, events: 2, results: 1, locks: 2, acks: 1}, 2},
+		{"built-in state, 1 step", "default", things, 1, false, writes{queue: 1, events: 2 + 2, results: 1, locks: 2, acks: 1, state: 1}, 16},
+		{"built-in state, 3 steps", "default", things, 3, false, writes{queue: 1, events: 2 + 6, results: 1, locks: 2, acks: 1, state: 3}, 60},
+		{"HTTP tool, reached already", "counters", counter, 0, false, writes{queue: 1, events: 2, results: 1, locks: 2, acks: 1}, 0},
+		{"HTTP tool, 1 step", "counters", counter, 1, false, writes{queue: 1, events: 2 + 2, results: 1, locks: 2, acks: 1}, 4},
+		{"HTTP tool, 3 steps", "counters", counter, 3, false, writes{queue: 1, events: 2 + 6, results: 1, locks: 2, acks: 1}, 12},
+		{"webhook", "counters", counter, 0, true, writes{queue: 1, events: 2, results: 1, locks: 2, acks: 1, hooks: 2}, 0},
 	} {
 		g := map[string]any{
 			"goal":       map[string]any{"intent": "Make it so: " + tc.name, "target_state": tc.target(tc.steps)},

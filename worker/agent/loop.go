@@ -118,7 +118,7 @@ func (r *run) start(ctx context.Context) error {
 		return r.resume(ctx)
 	}
 	r.deadline = r.now().Add(r.goal.Guardrails.Timeout())
-	if err := r.asked(ctx); err != nil {
+	if err := r.asked(ctx, nil); err != nil {
 		return err
 	}
 	started := goal.Event{Type: goal.TaskStarted, Started: &goal.Started{Attempt: 1, GoalSeq: r.task.Seq, Deadline: r.deadline.UTC()}}
@@ -159,7 +159,7 @@ func (r *run) turn(ctx context.Context) error {
 	if r.fresh && r.seen.reached() {
 		return reached()
 	}
-	if err := r.asked(ctx); err != nil {
+	if err := r.asked(ctx, r.opts.Over); err != nil {
 		return err
 	}
 	if r.pos.inFlight() != nil {
@@ -174,18 +174,20 @@ func (r *run) turn(ctx context.Context) error {
 	return r.step(ctx)
 }
 
-// asked looks, between steps, for everyone who may want the task to stop.
-func (r *run) asked(ctx context.Context) error {
+// asked looks, between steps, for everyone who may want the task to stop. over
+// asks the store; nil: what this process knows is enough, since nothing has been
+// started yet.
+func (r *run) asked(ctx context.Context, over func(context.Context) (bool, error)) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	if r.opts.Cancel.Err() != nil {
 		return cancelled()
 	}
-	if r.opts.Cancelled != nil {
-		yes, err := r.opts.Cancelled(ctx)
+	if over != nil {
+		yes, err := over(ctx)
 		if err != nil {
-			return fmt.Errorf("ask whether %s is cancelled: %w", r.task.Submission.TaskID, err)
+			return fmt.Errorf("ask whether %s is over: %w", r.task.Submission.TaskID, err)
 		}
 		if yes {
 			return cancelled()

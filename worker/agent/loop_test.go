@@ -223,10 +223,21 @@ func TestRunCancelled(t *testing.T) {
 	t.Run("before the start", func(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t, refund, goal.Guardrails{})
-		w.opts.Cancelled = func(context.Context) (bool, error) { return true, nil }
+		asked, ask := context.WithCancel(t.Context())
+		ask()
+		w.opts = agent.Options{Cancel: asked}
 		r := w.end(goal.CancelRequested)
 		if r.Status != goal.Cancelled || w.looks != 0 || len(w.events) != 0 || r.StartedAt != nil {
 			t.Errorf("result %+v, %d looks, journal %v", r, w.looks, w.types())
+		}
+	})
+	t.Run("before the start, as the store knows", func(t *testing.T) {
+		t.Parallel()
+		w := newWorld(t, refund, goal.Guardrails{})
+		w.opts.Over = func(context.Context) (bool, error) { return true, nil }
+		r := w.end(goal.CancelRequested)
+		if r.Status != goal.Cancelled || len(w.asked)+len(w.calls) > 0 {
+			t.Errorf("result %+v, %d questions, %d calls", r, len(w.asked), len(w.calls))
 		}
 	})
 	t.Run("while a tool is called", func(t *testing.T) {
@@ -246,7 +257,7 @@ func TestRunCancelled(t *testing.T) {
 	t.Run("though the target is reached by then", func(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t, refund, goal.Guardrails{})
-		w.opts.Cancelled = func(context.Context) (bool, error) { return len(w.calls) > 0, nil }
+		w.opts.Over = func(context.Context) (bool, error) { return len(w.calls) > 0, nil }
 		w.end(goal.TargetStateReached)
 	})
 	t.Run("while the planner thinks", func(t *testing.T) {
@@ -268,7 +279,7 @@ func TestRunCancelled(t *testing.T) {
 		if !crashes(t, w, agent.AfterCall, 1) {
 			t.Fatal("no crash")
 		}
-		w.opts = agent.Options{Cancelled: func(context.Context) (bool, error) { return true, nil }}
+		w.opts = agent.Options{Over: func(context.Context) (bool, error) { return true, nil }}
 		r := w.end(goal.CancelRequested)
 		if len(w.calls) != 1 || len(r.Effects) != 1 || r.Effects[0].Outcome != "unknown" {
 			t.Errorf("%d calls, effects %+v", len(w.calls), r.Effects)
@@ -277,7 +288,7 @@ func TestRunCancelled(t *testing.T) {
 	t.Run("the store cannot say", func(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t, refund, goal.Guardrails{})
-		w.opts.Cancelled = func(context.Context) (bool, error) { return false, goal.ErrUnavailable }
+		w.opts.Over = func(context.Context) (bool, error) { return false, goal.ErrUnavailable }
 		if _, err := w.run(t.Context()); !errors.Is(err, goal.ErrUnavailable) {
 			t.Errorf("Run() error %v", err)
 		}

@@ -27,9 +27,11 @@ type Options struct {
 	Balance Balance          // the tenant's tokens; nil: no balance
 	Reserve int64            // tokens held for one planner call; default 4096
 
-	// Cancelled asks the store whether the task was cancelled; it is called
-	// between steps, and its error ends Run. nil: never.
-	Cancelled func(ctx context.Context) (bool, error)
+	// Over asks the store whether nothing more may be started: the task was
+	// cancelled, or has a result already, which settling finds. It is called after
+	// the start was journaled, before each step, and its error ends Run. nil:
+	// never over.
+	Over func(ctx context.Context) (bool, error)
 	// Cancel is done once the task is known to be cancelled: reading, waiting
 	// and deciding stop at once, a tool call is let finish. nil: never.
 	Cancel context.Context
