@@ -130,7 +130,7 @@ func (p *projection) accept(acc goal.Accepted) {
 	g := acc.Submission.Goal
 	r := &row{seq: acc.Seq, stored: acc.Stored, Summary: Summary{
 		ID: id, Status: goal.Queued, Intent: cut(g.Objective.Intent, maxIntent), Environment: g.EnvironmentName(),
-		AcceptedAt: acc.At.UTC(), ExpiresAt: acc.Expires.UTC(), Links: goal.LinksOf(id),
+		AcceptedAt: acc.At.UTC(), ExpiresAt: acc.Expires.UTC(),
 	}}
 	l.insert(r, p.size)
 	early, some := l.early[id]
@@ -250,6 +250,13 @@ func (r *row) apply(e goal.Event) {
 	}
 }
 
+// shown is the summary with what is not kept for every row.
+func (r *row) shown() Summary {
+	s := r.Summary
+	s.Links = goal.LinksOf(s.ID)
+	return s
+}
+
 func (r *row) spend(tokens int64, estimated bool) {
 	r.Usage.Tokens += tokens
 	r.Usage.Estimated = r.Usage.Estimated || estimated
@@ -284,7 +291,7 @@ func (p *projection) page(tenant string, f filter, now time.Time) (rows []Summar
 		case len(rows) == f.limit:
 			return rows, last, l.whole
 		}
-		rows = append(rows, r.Summary)
+		rows = append(rows, r.shown())
 		last = r.seq
 	}
 	return rows, 0, l.whole
@@ -303,7 +310,7 @@ func (s *Server) EachTask(tenant string, fn func(Summary) bool) (whole bool) {
 		return true
 	}
 	for _, r := range slices.Backward(l.order) {
-		if !r.ExpiresAt.Before(now) && !fn(r.Summary) {
+		if !r.ExpiresAt.Before(now) && !fn(r.shown()) {
 			break
 		}
 	}

@@ -61,7 +61,7 @@ func (s *Server) answerSubmission(w http.ResponseWriter, r *http.Request, out ou
 	if out.replayed {
 		h.Set("Idempotent-Replayed", "true")
 	}
-	s.respondJSON(w, r, s.taskStatus(h, t), t)
+	s.respondJSON(w, r, s.taskStatus(h, t), &t)
 }
 
 // taskStatus is the status of an answer to a submission, with its Retry-After.

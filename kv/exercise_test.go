@@ -621,8 +621,8 @@ func exerciseQueue(e env) {
 	if d.Delivered != 2 {
 		t.Fatalf("delivered %d times", d.Delivered)
 	}
-	must(t, "ack", d.Ack(ctx), nil)
-	must(t, "ack again", d.Ack(ctx), nil)
+	must(t, "ack", d.Ack(), nil)
+	must(t, "ack again", d.Ack(), nil)
 	ended, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
 	_, err = q.Next(ended)

@@ -68,7 +68,7 @@ func fillWorld(t *testing.T, c *kvtest.Cluster) movedWorld {
 	check(t, j.Append(ctx, started(d.Accepted), observed()))
 	_, err = s.Settle(ctx, d.Accepted, succeeded(), 2)
 	check(t, err)
-	check(t, d.Ack(ctx))
+	check(t, d.Ack())
 	d, err = q.Next(ctx) // stays with a worker that is gone
 	check(t, err)
 	j, _ = open(t, s, d.Accepted)
@@ -128,7 +128,7 @@ func (w movedWorld) goesOn(t *testing.T, s *kv.Store, nodes int) {
 		if _, err := s.Settle(ctx, d.Accepted, succeeded(), len(events)+1); err != nil {
 			t.Errorf("Settle: %v", err)
 		}
-		check(t, d.Ack(ctx))
+		check(t, d.Ack())
 	}
 	if !seen[w.running.Submission.TaskID] || !seen[w.queued.Submission.TaskID] {
 		t.Errorf("handed out: %v", seen)

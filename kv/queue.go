@@ -217,7 +217,7 @@ func (s *Store) acceptance(sub goal.Submission, r Record) goal.Accepted {
 // Ack takes the goal out of the queue for good. It is sent and not confirmed: an
 // ack that is lost, as it also can be in the last 100 ms before a server crashes,
 // lets the goal come again, and its result is there. It may be repeated.
-func (d *Delivery) Ack(context.Context) error { return d.answer("ack", ackDone) }
+func (d *Delivery) Ack() error { return d.answer("ack", ackDone) }
 
 // Nak hands the goal back, to be delivered again after delay.
 func (d *Delivery) Nak(delay time.Duration) error { return d.answer("nak", ackLater(delay)) }

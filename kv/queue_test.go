@@ -31,7 +31,7 @@ func TestMaxRunning(t *testing.T) {
 	if d, err := q.Next(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Fatalf("third = %v, %v; want none", d, err)
 	}
-	must(t, "ack", first.Ack(t.Context()), nil)
+	must(t, "ack", first.Ack(), nil)
 	_, err = q.Next(t.Context())
 	must(t, "third", err, nil)
 }

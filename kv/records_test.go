@@ -271,7 +271,7 @@ func oldQueue(o old) {
 		d, err := q.Next(patient(o.T))
 		must(o, "Next", err, nil)
 		o.same("delivery", m.Data, d.Submission)
-		must(o, "Ack", d.Ack(o.Context()), nil)
+		must(o, "Ack", d.Ack(), nil)
 		again, created, err := o.Submit(o.Context(), d.Submission)
 		if err != nil || created || again.Seq != m.Seq {
 			o.Errorf("the submission again = %d, created %v, %v, want %d", again.Seq, created, err, m.Seq)

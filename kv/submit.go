@@ -29,7 +29,7 @@ func (s *Store) Submit(ctx context.Context, sub goal.Submission) (acc goal.Accep
 		return goal.Accepted{}, false, err
 	}
 	sub.Version, sub.AcceptedAt = goal.SubmissionVersion, time.Now().UTC()
-	data, err := goal.Marshal(sub)
+	data, err := goal.Marshal(&sub)
 	if err != nil {
 		return goal.Accepted{}, false, fmt.Errorf("submit %s: %w", sub.TaskID, err)
 	}

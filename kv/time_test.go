@@ -70,7 +70,7 @@ func TestAckWait(t *testing.T) {
 		if delay := time.Since(handed); delay < time.Minute || delay > 61*time.Second {
 			t.Fatalf("delivered after %s", delay)
 		}
-		must(t, "ack", again.Ack(ctx), nil)
+		must(t, "ack", again.Ack(), nil)
 		ended, cancel := context.WithTimeout(ctx, time.Hour)
 		defer cancel()
 		_, err = q.Next(ended)

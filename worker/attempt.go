@@ -107,13 +107,7 @@ func (a *attempt) run(ctx context.Context) error {
 	if errors.Is(err, goal.ErrFenced) || errors.Is(err, errLockLost) {
 		return err // not ours any more: neither release nor acknowledge
 	}
-	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
-	defer cancel()
-	release := lock.Drop // the task has ended: nobody waits for the lease
-	if err != nil {
-		release = func() error { return lock.Release(end) }
-	}
-	if rerr := release(); rerr != nil {
+	if rerr := a.release(ctx, lock, err == nil); rerr != nil {
 		// The lease ends by itself; until then nobody else can start.
 		a.log.WarnContext(ctx, "releasing the lease failed", "error", rerr)
 	}
@@ -121,12 +115,22 @@ func (a *attempt) run(ctx context.Context) error {
 		return err
 	}
 	w.hook(PointReleased)
-	if err := a.job.Ack(end); err != nil {
+	if err := a.job.Ack(); err != nil {
 		// Delivered again, the result is found and the rest is repeated.
 		a.log.WarnContext(ctx, "acknowledging failed", "error", err)
 	}
 	w.hook(PointAcked)
 	return nil
+}
+
+// release gives the lease back. Nobody waits for that of a task that has ended.
+func (a *attempt) release(ctx context.Context, lock Lock, ended bool) error {
+	if ended {
+		return lock.Drop()
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
+	defer cancel()
+	return lock.Release(ctx)
 }
 
 // keepAlive renews the lease and the delivery every third of AckWait until the

@@ -33,10 +33,23 @@ func (s *slots) acquire(ctx context.Context) bool {
 	if s.sem.Acquire(ctx, 1) != nil {
 		return false
 	}
-	s.mu.Lock()
-	s.free--
-	s.mu.Unlock()
+	s.taken()
 	return true
+}
+
+// tryAcquire takes a slot if one is free and nobody waits for it.
+func (s *slots) tryAcquire() bool {
+	if !s.sem.TryAcquire(1) {
+		return false
+	}
+	s.taken()
+	return true
+}
+
+func (s *slots) taken() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.free--
 }
 
 func (s *slots) release() {
@@ -112,28 +125,25 @@ func (b *backoff) wait(ctx context.Context) {
 	}
 }
 
-// every calls f each d until f returns false or the returned function is
-// called, which waits for the call that runs and may be repeated.
+// every calls f once in each d until f returns false or the returned function is
+// called, which waits for the call that runs and may be repeated. There is a
+// goroutine only while f runs: most goals end before.
 func every(d time.Duration, f func() bool) (stop func()) {
-	quit, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		tick := time.NewTicker(d)
-		defer tick.Stop()
-		for {
-			select {
-			case <-quit:
-				return
-			case <-tick.C:
-			}
-			if !f() {
-				return
-			}
+	turn := make(chan bool, 1) // holds whether to go on, while f does not run
+	next := time.Now().Add(d)
+	var t *time.Timer
+	t = time.AfterFunc(d, func() {
+		on := <-turn
+		if on = on && f(); on {
+			next = next.Add(d)
+			t.Reset(max(0, time.Until(next))) // f was slow, or is late: at once
 		}
-	}()
-	var once sync.Once
+		turn <- on
+	})
+	turn <- true // t is set by now
 	return func() {
-		once.Do(func() { close(quit) })
-		<-done
+		<-turn
+		t.Stop()
+		turn <- false
 	}
 }

@@ -19,8 +19,9 @@ type Job interface {
 	Accepted() goal.Accepted
 	// Redelivered reports whether the goal was handed out before.
 	Redelivered() bool
-	// Ack removes the goal from the queue; the task must be settled.
-	Ack(ctx context.Context) error
+	// Ack removes the goal from the queue; the task must be settled. It does not
+	// wait.
+	Ack() error
 	// Nak gives the goal back, to be delivered again after the delay.
 	Nak(delay time.Duration) error
 	// InProgress tells the queue that the goal is being worked on.
@@ -165,6 +166,8 @@ type Worker struct {
 	cfg      Config
 	slots    *slots
 	draining chan struct{} // closed when the taking has ended: running goals stop between two steps
+	next     chan Job      // to a runner that waits
+	runners  sync.WaitGroup
 
 	mu      sync.Mutex
 	running map[string]*attempt // by tenant and task; guarded by mu
@@ -176,7 +179,7 @@ func New(cfg Config) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Worker{cfg: cfg, slots: newSlots(cfg.Concurrency), draining: make(chan struct{}), running: map[string]*attempt{}}, nil
+	return &Worker{cfg: cfg, slots: newSlots(cfg.Concurrency), draining: make(chan struct{}), next: make(chan Job), running: map[string]*attempt{}}, nil
 }
 
 // errDrained is the cause with which running goals are stopped at the end of
@@ -196,22 +199,44 @@ func (w *Worker) Run(ctx context.Context) error {
 	// Two contexts: ctx ends the taking, work ends the working.
 	work, stopWork := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer stopWork(nil)
-	var takers, jobs sync.WaitGroup
+	var takers sync.WaitGroup
 	for tenant, q := range w.cfg.Queues {
-		takers.Go(func() { w.take(ctx, work, tenant, q, &jobs) })
+		takers.Go(func() { w.take(ctx, work, tenant, q) })
 	}
-	takers.Wait() // no job is added after this
+	takers.Wait() // no job comes after this
 	close(w.draining)
 	grace := time.AfterFunc(w.cfg.Grace, func() { stopWork(errDrained) })
 	defer grace.Stop()
-	jobs.Wait()
+	w.runners.Wait()
 	return nil
+}
+
+// start runs a job that has a slot. A goroutine that has done its job takes the
+// next one, because its stack has the size by then: there are at most as many as
+// there are slots, until the worker drains.
+func (w *Worker) start(work context.Context, job Job) {
+	select {
+	case w.next <- job:
+		return
+	default: // nobody waits
+	}
+	w.runners.Go(func() {
+		for {
+			w.handle(work, job)
+			w.slots.release()
+			select {
+			case job = <-w.next:
+			case <-w.draining:
+				return
+			}
+		}
+	})
 }
 
 // take pulls one goal at a time from a tenant's queue and starts it. A tenant
 // never holds more than one goal that waits for a slot, and slots are given in
 // the order of asking: so tenants take turns, however long their queues are.
-func (w *Worker) take(ctx, work context.Context, tenant string, q Queue, jobs *sync.WaitGroup) {
+func (w *Worker) take(ctx, work context.Context, tenant string, q Queue) {
 	var retry backoff
 	for ctx.Err() == nil {
 		// Not taking while all slots are busy leaves the goal to an idle worker.
@@ -234,16 +259,16 @@ func (w *Worker) take(ctx, work context.Context, tenant string, q Queue, jobs *s
 		if !w.acquire(ctx, job) {
 			return
 		}
-		jobs.Go(func() {
-			defer w.slots.release()
-			w.handle(work, job)
-		})
+		w.start(work, job)
 	}
 }
 
 // acquire waits for a slot while it keeps the job alive; when ctx ends first
 // the job goes back. It asks once: who asked again would lose the place.
 func (w *Worker) acquire(ctx context.Context, job Job) bool {
+	if w.slots.tryAcquire() {
+		return true
+	}
 	stopBeating := every(w.cfg.AckWait/3, func() bool {
 		w.beat(ctx, job)
 		return true

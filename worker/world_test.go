@@ -380,8 +380,8 @@ func (j *job) Redelivered() bool { return j.delivery > 1 }
 func (j *job) id() string { return j.t.acc.Submission.TaskID }
 
 // Ack implements worker.Job. As with a real queue, also an old delivery can.
-func (j *job) Ack(ctx context.Context) error {
-	if err := j.n.enter(ctx, "ack", j.id()); err != nil {
+func (j *job) Ack() error {
+	if err := j.n.enter(context.Background(), "ack", j.id()); err != nil {
 		return err
 	}
 	j.n.w.mu.Lock()

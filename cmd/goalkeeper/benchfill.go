@@ -120,7 +120,7 @@ func finishTask(ctx context.Context, store *kv.Store, d *kv.Delivery) error {
 	if _, err := store.Settle(ctx, d.Accepted, r, j.N()); err != nil {
 		return err
 	}
-	return d.Ack(ctx)
+	return d.Ack()
 }
 
 // measure looks at the filled store, on which a server has been started.

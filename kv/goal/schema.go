@@ -336,7 +336,8 @@ func pointerOf(path []string) string {
 // checkMeaning finds what a schema cannot say.
 func checkMeaning(root map[string]any) []FieldError {
 	objective := root["goal"].(map[string]any)
-	faults := reservedNames(nil, []string{"goal", "target_state"}, objective["target_state"])
+	path := append(make([]string, 0, 8), "goal", "target_state") // room for most goals' depth
+	faults := reservedNames(nil, path, objective["target_state"])
 	if members, ok := root["pre_conditions"].(map[string]any); ok {
 		_, wrong := preConditionsOf(members)
 		for _, f := range wrong {

@@ -95,7 +95,8 @@ const (
 
 // Preflight checks what can be known before a goal is accepted, in a fixed
 // order and without an effect: roles, allowed tools, probes (all at once),
-// token balance, state, pre-conditions, target. It has deadlines of its own.
+// token balance, state, pre-conditions, target. Probes and the state have
+// deadlines of their own; the whole has that of ctx.
 // The same is checked again when the work starts, which is what counts. The
 // error is the cause of ctx. It may be called concurrently.
 func Preflight(ctx context.Context, env Environment, g goal.Goal, who Caller) (Report, error) {
@@ -148,17 +149,17 @@ func (p *preflight) run(ctx context.Context) {
 	}
 	p.probes(ctx)
 	p.balance(ctx)
-	target, err := object(p.goal.Objective.TargetState)
-	if err != nil {
-		p.add(invalid(CheckTarget, "/goal/target_state", err))
-		return
-	}
 	pre, err := goal.ParsePreConditions(p.goal.PreConditions)
 	if err != nil {
 		p.add(invalid(CheckPreConditions, "/pre_conditions", err))
 		return
 	}
 	if p.brief && p.env.LocalState && pre.Empty() {
+		return
+	}
+	target, err := object(p.goal.Objective.TargetState)
+	if err != nil {
+		p.add(invalid(CheckTarget, "/goal/target_state", err))
 		return
 	}
 	p.state(ctx, target, pre)
@@ -183,8 +184,6 @@ func (p *preflight) roles() bool {
 
 func (p *preflight) tools(ctx context.Context) bool {
 	c := CheckResult{Name: CheckTools}
-	ctx, cancel := context.WithTimeout(ctx, stateTimeout)
-	defer cancel()
 	all, err := p.env.Tools.List(ctx)
 	if err != nil {
 		c.problem, c.Detail = goal.DependencyNotAvailable, "the environment's tools could not be listed"
