@@ -70,7 +70,8 @@ func openCalls(ctx context.Context, nc *nats.Conn) (*Calls, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kv: open JetStream: %w", err)
 	}
-	s := &Store{nc: nc, js: js, pub: js, conf: conf, log: conf.Log}
+	s := &Store{nc: nc, js: js, conf: conf, log: conf.Log}
+	s.pub = s.publish
 	if nc.ConnectedClusterName() != "" {
 		s.conf.Replicas = 3
 	}
@@ -137,7 +138,7 @@ func (c *Calls) set(ctx context.Context, key string, data []byte, rev uint64, tt
 		return 0, fmt.Errorf("%w: %d bytes, at most %d", goal.ErrTooLarge, size, most)
 	}
 	for attempt := 0; ; attempt++ {
-		ack, err := c.s.sendOnce(ctx, w)
+		ack, err := c.s.pub(ctx, w.message())
 		switch classify(err) {
 		case writeStored:
 			return ack.Sequence, c.s.durableUpTo(ctx, bucketStream(goal.CallsBucket), ack.Sequence)

@@ -130,12 +130,18 @@ const (
 	provisionTimeout = 10 * time.Second // a stream is placed and chooses its leader
 )
 
-// attemptContext bounds one attempt, so that a lost answer leaves time to ask again.
+// attemptContext bounds one attempt.
 func attemptContext(ctx context.Context, most time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, attemptTime(ctx, most))
+}
+
+// attemptTime is how long one attempt may take, so that a lost answer leaves time
+// to ask again.
+func attemptTime(ctx context.Context, most time.Duration) time.Duration {
 	end, ok := ctx.Deadline()
 	if !ok {
-		return context.WithTimeout(ctx, callTimeout)
+		return callTimeout
 	}
 	left := time.Until(end)
-	return context.WithTimeout(ctx, min(left, max(left/3, 300*time.Millisecond), most))
+	return min(left, max(left/3, 300*time.Millisecond), most)
 }

@@ -56,26 +56,20 @@ func (s *Store) ReadAll(ctx context.Context, stream, filter string) ([]Record, e
 	return s.readAll(ctx, stream, filter)
 }
 
-// losing drops the first answers to writes: the server has stored them.
-type losing struct {
-	publisher
-	left atomic.Int64
-}
-
-func (l *losing) PublishMsg(ctx context.Context, m *nats.Msg, opts ...jetstream.PublishOpt) (*jetstream.PubAck, error) {
-	ack, err := l.publisher.PublishMsg(ctx, m, opts...)
-	if l.left.Add(-1) >= 0 {
-		return nil, nats.ErrTimeout
-	}
-	return ack, err
-}
-
-// Losing is the store whose next n answers to writes are lost.
+// Losing is the store whose next n answers to writes are lost: the server has
+// stored them.
 func (s *Store) Losing(n int64) *Store {
-	l := &losing{publisher: s.pub}
-	l.left.Store(n)
+	var left atomic.Int64
+	left.Store(n)
+	losing := func(ctx context.Context, m *nats.Msg) (*jetstream.PubAck, error) {
+		ack, err := s.pub(ctx, m)
+		if left.Add(-1) >= 0 {
+			return nil, nats.ErrTimeout
+		}
+		return ack, err
+	}
 	return &Store{
-		nc: s.nc, js: s.js, pub: l, conf: s.conf, log: s.log, objects: s.objects,
+		nc: s.nc, js: s.js, pub: losing, conf: s.conf, log: s.log, objects: s.objects,
 		queueInfo: map[string]*queueGauge{},
 	}
 }

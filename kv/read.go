@@ -54,11 +54,7 @@ func (s *Store) leaderLast(ctx context.Context, stream, filter string) (Record, 
 // read repeats a read that got no answer until ctx ends.
 func (s *Store) read(ctx context.Context, once func(context.Context) (Record, error)) (Record, error) {
 	for attempt := 0; ; attempt++ {
-		r, err := func() (Record, error) {
-			ctx, cancel := attemptContext(ctx, attemptTimeout)
-			defer cancel()
-			return once(ctx)
-		}()
+		r, err := once(ctx)
 		if err == nil || errors.Is(err, goal.ErrNotFound) {
 			return r, err
 		}
@@ -88,7 +84,7 @@ func (s *Store) directLast(ctx context.Context, stream, subject string) (Record,
 
 // direct asks one question that is no batch.
 func (s *Store) direct(ctx context.Context, q question) (Record, error) {
-	m, err := s.nc.RequestWithContext(ctx, q.subject, q.body)
+	m, err := s.request(ctx, &nats.Msg{Subject: q.subject, Data: q.body})
 	if err != nil {
 		return Record{}, fmt.Errorf("read %s: %w", q.about, err)
 	}
@@ -101,7 +97,7 @@ func (s *Store) direct(ctx context.Context, q question) (Record, error) {
 
 // leaderGet asks the stream's leader.
 func (s *Store) leaderGet(ctx context.Context, stream string, q msgRequest) (Record, error) {
-	m, err := s.nc.RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+stream, q.encode())
+	m, err := s.request(ctx, &nats.Msg{Subject: "$JS.API.STREAM.MSG.GET." + stream, Data: q.encode()})
 	if err != nil {
 		return Record{}, fmt.Errorf("read %s: %w", stream, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -64,25 +65,27 @@ type inbox struct {
 }
 
 // join opens a round: its answers come to the channel, which has room for all
-// of them, on the subjects prefix.<index>.
-func (b *inbox) join(nc *nats.Conn, answers chan<- *nats.Msg) (prefix string, leave func(), err error) {
+// of them, on the subjects round.<index>, until it is left.
+func (b *inbox) join(nc *nats.Conn, answers chan<- *nats.Msg) (round string, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.prefix == "" {
 		prefix := nc.NewInbox()
 		if _, err := nc.Subscribe(prefix+".>", b.deliver); err != nil {
-			return "", nil, fmt.Errorf("subscribe: %w", err)
+			return "", fmt.Errorf("subscribe: %w", err)
 		}
 		b.prefix, b.open = prefix, map[string]chan<- *nats.Msg{}
 	}
 	b.next++
-	round := b.prefix + "." + strconv.FormatUint(b.next, 36)
+	round = b.prefix + "." + strconv.FormatUint(b.next, 36)
 	b.open[round] = answers
-	return round, func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
-		delete(b.open, round)
-	}, nil
+	return round, nil
+}
+
+func (b *inbox) leave(round string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.open, round)
 }
 
 func (b *inbox) deliver(m *nats.Msg) {
@@ -114,8 +117,6 @@ func (s *Store) round(ctx context.Context, questions ...question) ([]answer, err
 }
 
 func (s *Store) roundOnce(ctx context.Context, questions []question) ([]answer, error) {
-	ctx, cancel := attemptContext(ctx, attemptTimeout)
-	defer cancel()
 	room := len(questions)
 	for _, q := range questions {
 		if q.batch {
@@ -123,11 +124,13 @@ func (s *Store) roundOnce(ctx context.Context, questions []question) ([]answer, 
 		}
 	}
 	arrived := make(chan *nats.Msg, room)
-	prefix, leave, err := s.inbox.join(s.nc, arrived)
+	prefix, err := s.inbox.join(s.nc, arrived)
 	if err != nil {
 		return nil, err
 	}
-	defer leave()
+	defer s.inbox.leave(prefix)
+	late := time.NewTimer(attemptTime(ctx, attemptTimeout))
+	defer late.Stop()
 	for i, q := range questions {
 		if err := s.nc.PublishRequest(q.subject, prefix+"."+strconv.Itoa(i), q.body); err != nil {
 			return nil, fmt.Errorf("ask for %s: %w", q.about, err)
@@ -135,11 +138,9 @@ func (s *Store) roundOnce(ctx context.Context, questions []question) ([]answer, 
 	}
 	answers := make([]answer, len(questions))
 	for missing := len(questions); missing > 0; {
-		var m *nats.Msg
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("answer: %w", context.Cause(ctx))
-		case m = <-arrived:
+		m, err := await(ctx, late, arrived)
+		if err != nil {
+			return nil, err
 		}
 		i, err := strconv.Atoi(m.Subject[len(prefix)+1:])
 		if err != nil || i < 0 || i >= len(questions) || answers[i].done {
@@ -153,6 +154,41 @@ func (s *Store) roundOnce(ctx context.Context, questions []question) ([]answer, 
 		}
 	}
 	return answers, nil
+}
+
+// await waits for an answer for as long as one attempt may take.
+func await(ctx context.Context, late *time.Timer, arrived <-chan *nats.Msg) (*nats.Msg, error) {
+	select {
+	case <-ctx.Done():
+		return nil, fmt.Errorf("answer: %w", context.Cause(ctx))
+	case <-late.C:
+		return nil, fmt.Errorf("answer: %w", nats.ErrTimeout)
+	case m := <-arrived:
+		return m, nil
+	}
+}
+
+// request sends one message, once, and waits for its answer. It is what the
+// connection's own request is, with the time of one attempt for its deadline
+// and without a context for that.
+func (s *Store) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
+	arrived := make(chan *nats.Msg, 1)
+	round, err := s.inbox.join(s.nc, arrived)
+	if err != nil {
+		return nil, err
+	}
+	defer s.inbox.leave(round)
+	late := time.NewTimer(attemptTime(ctx, attemptTimeout))
+	defer late.Stop()
+	m.Reply = round + ".0"
+	if err := s.nc.PublishMsg(m); err != nil {
+		return nil, fmt.Errorf("ask %s: %w", m.Subject, err)
+	}
+	a, err := await(ctx, late, arrived)
+	if err == nil && len(a.Data) == 0 && a.Header.Get("Status") == "503" {
+		err = nats.ErrNoResponders
+	}
+	return a, err
 }
 
 // take adds one message to the answer.

@@ -118,9 +118,7 @@ type Store struct {
 
 // publisher is the one call through which every write goes; tests lose answers
 // here.
-type publisher interface {
-	PublishMsg(ctx context.Context, m *nats.Msg, opts ...jetstream.PublishOpt) (*jetstream.PubAck, error)
-}
+type publisher func(ctx context.Context, m *nats.Msg) (*jetstream.PubAck, error)
 
 // Open provisions streams and buckets (create or update; it may be repeated
 // and run by several processes at once) and refuses a server that is older
@@ -139,7 +137,8 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kv: open JetStream: %w", err)
 	}
-	s := &Store{nc: c.Conn, js: js, pub: js, conf: c, log: c.Log, queueInfo: map[string]*queueGauge{}}
+	s := &Store{nc: c.Conn, js: js, conf: c, log: c.Log, queueInfo: map[string]*queueGauge{}}
+	s.pub = s.publish
 	if err := s.provision(ctx); err != nil {
 		return nil, err
 	}

@@ -162,7 +162,7 @@ func (s *Store) send(ctx context.Context, w write) (*jetstream.PubAck, error) {
 		return nil, fmt.Errorf("%w: %d bytes, at most %d", goal.ErrTooLarge, size, most)
 	}
 	for attempt := 0; ; attempt++ {
-		ack, err := s.sendOnce(ctx, w)
+		ack, err := s.pub(ctx, w.message())
 		switch classify(err) {
 		case writeStored:
 			return ack, nil
@@ -182,10 +182,27 @@ func (s *Store) send(ctx context.Context, w write) (*jetstream.PubAck, error) {
 	}
 }
 
-func (s *Store) sendOnce(ctx context.Context, w write) (*jetstream.PubAck, error) {
-	ctx, cancel := attemptContext(ctx, attemptTimeout)
-	defer cancel()
-	return s.pub.PublishMsg(ctx, w.message())
+// publish sends one message to a stream, once, and waits for its answer.
+func (s *Store) publish(ctx context.Context, m *nats.Msg) (*jetstream.PubAck, error) {
+	a, err := s.request(ctx, m)
+	if err != nil {
+		return nil, err
+	}
+	var answer struct {
+		jetstream.PubAck
+
+		Error *jetstream.APIError `json:"error"`
+	}
+	if err := goal.Unmarshal(a.Data, &answer); err != nil {
+		return nil, fmt.Errorf("answer to a write: %w", err)
+	}
+	if answer.Error != nil {
+		return nil, answer.Error
+	}
+	if answer.Stream == "" {
+		return nil, fmt.Errorf("answer to a write: %w", jetstream.ErrInvalidJSAck)
+	}
+	return &answer.PubAck, nil
 }
 
 // whoWon decides a compare-and-set that lost by the last message of its filter.

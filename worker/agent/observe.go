@@ -25,12 +25,9 @@ func (s *sight) event() goal.Event {
 	return goal.Event{Type: goal.StateObserved, Observed: &s.observed}
 }
 
-// look reads the state once. An error means unknown. The clock of the look is
-// its own; ctx says how long the task has.
-func (r *run) look(ctx context.Context, within time.Duration) error {
+// look reads the state once. An error means unknown.
+func (r *run) look(ctx context.Context) error {
 	r.opts.Hook(BeforeObserve)
-	ctx, cancel := context.WithTimeout(ctx, within)
-	defer cancel()
 	obs, err := r.env.State.Observe(ctx, r.entities)
 	r.opts.Hook(AfterObserve)
 	if err != nil {
@@ -49,6 +46,13 @@ func (r *run) look(ctx context.Context, within time.Duration) error {
 	return nil
 }
 
+// lookWithin is look with a clock of its own.
+func (r *run) lookWithin(ctx context.Context, d time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	return r.look(ctx)
+}
+
 // promptly is how long an event that is known may wait for the observation
 // that could be journaled with it.
 const promptly = time.Second
@@ -56,9 +60,10 @@ const promptly = time.Second
 // glance looks once, and not for long. It reports whether the state is known;
 // where it is not, somebody looks again with patience.
 func (r *run) glance(ctx context.Context) bool {
-	ctx, cancel := r.interruptible(ctx)
+	ctx, cancel := context.WithTimeout(ctx, min(promptly, r.deadline.Sub(r.now())))
 	defer cancel()
-	return ctx.Err() == nil && r.look(ctx, promptly) == nil
+	defer context.AfterFunc(r.opts.Cancel, cancel)() // why it ended does not matter
+	return ctx.Err() == nil && r.look(ctx) == nil
 }
 
 // observe looks until the state is known, and journals what is new.
@@ -78,7 +83,7 @@ func (r *run) lookPatiently(ctx context.Context) error {
 	ctx, cancel := r.interruptible(ctx)
 	defer cancel()
 	for try := 1; ; try++ {
-		err := r.look(ctx, r.opts.ObserveTimeout)
+		err := r.lookWithin(ctx, r.opts.ObserveTimeout)
 		if err == nil {
 			return nil
 		}
@@ -107,10 +112,10 @@ func (p *position) knows(o goal.Observed) bool {
 func (r *run) lastLook(ctx context.Context, end *ending) error {
 	graceful, cancel := context.WithTimeout(ctx, r.opts.Grace)
 	defer cancel()
-	err := r.look(graceful, r.opts.Grace)
+	err := r.look(graceful)
 	for try := 1; err != nil && graceful.Err() == nil; try++ {
 		if pause(graceful, try, 0) == nil {
-			err = r.look(graceful, r.opts.Grace)
+			err = r.look(graceful)
 		}
 	}
 	switch {

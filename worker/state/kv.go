@@ -51,22 +51,13 @@ type part struct {
 
 // Observe implements agent.State.
 func (k KV) Observe(ctx context.Context, entities []agent.Entity) (agent.Observation, error) {
-	ctx, cancel := context.WithTimeout(ctx, readTime)
-	defer cancel()
-	parts := make([]part, len(entities))
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(parallelReads)
-	for i, e := range entities {
-		g.Go(func() error {
-			p, err := k.read(ctx, e)
-			if err != nil {
-				return fmt.Errorf("read %s: %w", e.Key(), err)
-			}
-			parts[i] = p
-			return nil
-		})
+	if end, ok := ctx.Deadline(); !ok || time.Until(end) > readTime {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, readTime)
+		defer cancel()
 	}
-	if err := g.Wait(); err != nil {
+	parts, err := k.readAll(ctx, entities)
+	if err != nil {
 		return agent.Observation{}, err
 	}
 	obs := agent.Observation{State: map[string]any{}, Revisions: map[string]uint64{}}
@@ -87,8 +78,36 @@ func (k KV) Observe(ctx context.Context, entities []agent.Entity) (agent.Observa
 	return obs, nil
 }
 
+// readAll reads the entities, several at a time.
+func (k KV) readAll(ctx context.Context, entities []agent.Entity) ([]part, error) {
+	parts := make([]part, len(entities))
+	if len(entities) == 1 { // as most goals have
+		var err error
+		parts[0], err = k.read(ctx, entities[0])
+		return parts, err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(parallelReads)
+	for i, e := range entities {
+		g.Go(func() (err error) {
+			parts[i], err = k.read(ctx, e)
+			return err
+		})
+	}
+	return parts, g.Wait()
+}
+
 // read reads one entity.
 func (k KV) read(ctx context.Context, e agent.Entity) (part, error) {
+	p, err := k.find(ctx, e)
+	if err != nil {
+		return part{}, fmt.Errorf("read %s: %w", e.Key(), err)
+	}
+	return p, nil
+}
+
+// find reads the entity's own document, or its member of the whole collection.
+func (k KV) find(ctx context.Context, e agent.Entity) (part, error) {
 	if e.ID == "" {
 		return k.collection(ctx, e.Collection)
 	}
