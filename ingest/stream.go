@@ -167,15 +167,21 @@ func (st *stream) emit(frames []frame, notes bool) (done bool) {
 		st.buf = append(st.buf, f.text...)
 		st.last = max(st.last, f.n)
 	}
-	return st.send(st.buf) != nil || done
+	return st.write(st.buf) != nil || done || st.rc.Flush() != nil // the last event goes out with the answer's end
 }
 
 func (st *stream) send(p []byte) error {
-	_ = st.rc.SetWriteDeadline(time.Now().Add(frameTimeout)) // not every writer has one
-	if len(p) > 0 {
-		if _, err := st.w.Write(p); err != nil {
-			return err
-		}
+	if err := st.write(p); err != nil {
+		return err
 	}
 	return st.rc.Flush()
+}
+
+func (st *stream) write(p []byte) error {
+	_ = st.rc.SetWriteDeadline(time.Now().Add(frameTimeout)) // not every writer has one
+	if len(p) == 0 {
+		return nil
+	}
+	_, err := st.w.Write(p)
+	return err
 }

@@ -230,22 +230,57 @@ func (s *Store) deadStream() jetstream.StreamConfig {
 	return c
 }
 
-// slots runs work concurrently, up to a bound.
+// slots runs work concurrently, up to a bound. A goroutine that has done its work
+// waits for the next, because its stack has the size by then.
 type slots struct {
-	free chan struct{}
+	free chan struct{} // one for every goroutine
+	next chan func()   // to one that waits
+	done chan struct{}
 	all  sync.WaitGroup
+
+	mu    sync.Mutex // held while a slot is waited for
+	ended bool       // guarded by mu
 }
 
-func newSlots(n int) *slots { return &slots{free: make(chan struct{}, n)} }
+func newSlots(n int) *slots {
+	return &slots{free: make(chan struct{}, n), next: make(chan func()), done: make(chan struct{})}
+}
 
-// run waits for a slot and starts f in it.
+// run waits for a slot and starts f in it; after wait it drops f.
 func (s *slots) run(f func()) {
-	s.free <- struct{}{}
-	s.all.Go(func() {
-		defer func() { <-s.free }()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		return
+	}
+	select {
+	case s.next <- f:
+		return
+	default: // nobody waits
+	}
+	select {
+	case s.next <- f:
+	case s.free <- struct{}{}:
+		s.all.Go(func() { s.work(f) })
+	}
+}
+
+func (s *slots) work(f func()) {
+	for {
 		f()
-	})
+		select {
+		case f = <-s.next:
+		case <-s.done:
+			return
+		}
+	}
 }
 
 // wait returns when everything that was started has ended.
-func (s *slots) wait() { s.all.Wait() }
+func (s *slots) wait() {
+	s.mu.Lock()
+	s.ended = true
+	s.mu.Unlock()
+	close(s.done)
+	s.all.Wait()
+}

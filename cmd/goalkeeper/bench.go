@@ -28,6 +28,7 @@ type benchCmd struct {
 	Operations  int64         `short:"n" placeholder:"N" help:"End after so many operations, if that is sooner."`
 	Warmup      time.Duration `default:"1s" help:"How long to run before measuring."`
 	Rate        float64       `placeholder:"N" help:"Start N operations a second, and count latency from when each was due. Default: each begins when the one before ends."`
+	Via         string        `enum:"http,nats" default:"http" help:"submit, e2e, trivial: how goals are sent and followed, http or nats; nats is for a server in this process."`
 	Durability  string        `enum:"group,always" default:"group" help:"Of the server in this process: group or always."`
 	Path        string        `default:"/bench" help:"gateway: the path that is called."`
 	Repeat      int           `default:"1" help:"gateway, middleware: how often each key is sent; from the second time on it is a replay."`
@@ -88,6 +89,14 @@ func (c *benchCmd) Run(ctx context.Context, t *terminal) (err error) {
 	if (c.Ratio || c.Finished+c.Queued > 0) && (c.Server != "" || c.Context != "") {
 		return usageError("--ratio, --finished and --queued are for a server in this process: leave out --server and --context")
 	}
+	if c.Via == "nats" {
+		switch {
+		case c.Server != "" || c.Context != "":
+			return usageError("--via nats is for a server in this process: leave out --server and --context")
+		case c.Mode != "submit" && c.Mode != "e2e" && c.Mode != "trivial":
+			return usageError("--via nats is for submit, e2e and trivial")
+		}
+	}
 	if c.Finished > 0 || c.Queued > 0 {
 		c.fill = &benchFill{Finished: c.Finished, Queued: c.Queued}
 	}
@@ -118,13 +127,13 @@ func (c *benchCmd) Run(ctx context.Context, t *terminal) (err error) {
 // yardstick is the rate of the handler that does nothing.
 func (c *benchCmd) yardstick(ctx context.Context, t *terminal) (float64, error) {
 	noop := *c
-	noop.Mode, noop.Rate, noop.Operations, noop.Profile, noop.fill = "noop", 0, 0, "", nil
+	noop.Mode, noop.Via, noop.Rate, noop.Operations, noop.Profile, noop.fill = "noop", "http", 0, 0, "", nil
 	r, err := noop.measure(ctx, t)
 	return r.PerSecond, err
 }
 
 func (c *benchCmd) measure(ctx context.Context, t *terminal) (r benchResult, err error) {
-	api, stop, err := c.target(ctx, t)
+	api, server, stop, err := c.target(ctx, t)
 	if err != nil {
 		return r, err
 	}
@@ -132,6 +141,12 @@ func (c *benchCmd) measure(ctx context.Context, t *terminal) (r benchResult, err
 	defer api.close()
 	api.notef = func(string, ...any) {} // a repetition is part of the latency
 	b := bench{cmd: c, api: api, nonce: rand.Text()}
+	if c.Via == "nats" {
+		if b.direct, err = openBenchDirect(ctx, server); err != nil {
+			return r, err
+		}
+		defer b.direct.close()
+	}
 	op, done, err := b.prepare(ctx)
 	if err != nil {
 		return r, err
@@ -153,13 +168,14 @@ func (c *benchCmd) measure(ctx context.Context, t *terminal) (r benchResult, err
 	return m.result(c), nil
 }
 
-// target is the server that is named, or one in this process.
-func (c *benchCmd) target(ctx context.Context, t *terminal) (api *client, stop func() error, err error) {
+// target is the server that is named, or one in this process, then with the
+// address of its NATS server if that is wanted.
+func (c *benchCmd) target(ctx context.Context, t *terminal) (api *client, natsURL string, stop func() error, err error) {
 	if c.Server != "" || c.Context != "" {
 		api, err = c.dial(t)
-		return api, func() error { return nil }, err
+		return api, "", func() error { return nil }, err
 	}
-	opts := benchServer{Mode: c.Mode, Durability: c.Durability, Dir: c.Dir, Fill: c.fill, Progress: t.notef, Workers: c.Workers}
+	opts := benchServer{Via: c.Via, Mode: c.Mode, Durability: c.Durability, Dir: c.Dir, Fill: c.fill, Progress: t.notef, Workers: c.Workers}
 	switch {
 	case c.Workers >= 0:
 	case c.Mode == "submit", c.Mode == "list":
@@ -169,12 +185,15 @@ func (c *benchCmd) target(ctx context.Context, t *terminal) (api *client, stop f
 	}
 	server, stop, err := startBenchServer(ctx, opts)
 	if err != nil {
-		return nil, nil, err
+		return nil, "", nil, err
 	}
-	if api, err = newClient(server, "", t.notef); err != nil {
-		return nil, nil, errors.Join(err, stop())
+	if api, err = newClient(server.url(), "", t.notef); err != nil {
+		return nil, "", nil, errors.Join(err, stop())
 	}
-	return api, stop, nil
+	if s, ok := server.(*service); ok && c.Via == "nats" {
+		natsURL = s.broker.server.ClientURL()
+	}
+	return api, natsURL, stop, nil
 }
 
 // drive keeps operations in flight until the time is over or enough were
@@ -222,10 +241,11 @@ func drive(ctx context.Context, c *benchCmd, op operation, m *meter, t *terminal
 
 // bench is one benchmark.
 type bench struct {
-	cmd   *benchCmd
-	api   *client
-	nonce string // makes the keys and entities of this run its own
-	n     atomic.Int64
+	cmd    *benchCmd
+	api    *client
+	direct *benchDirect // nil: over HTTP
+	nonce  string       // makes the keys and entities of this run its own
+	n      atomic.Int64
 }
 
 // prepare makes the mode's operation, and what ends it.
@@ -241,6 +261,9 @@ func (b *bench) prepare(ctx context.Context) (operation, func(), error) {
 	case "submit", "noop":
 		return func(ctx context.Context, _ int) error {
 			n := b.n.Add(1)
+			if b.direct != nil {
+				return b.direct.submit(ctx, b.key(n), b.goal(n, ""))
+			}
 			_, err := b.submit(ctx, b.key(n), b.goal(n, ""))
 			return err
 		}, nothing, nil
@@ -305,6 +328,9 @@ func (b *bench) submit(ctx context.Context, key string, body []byte) (*response,
 // endToEnd submits a goal and follows its events to the end. n is the number of
 // the entity that the goal is about.
 func (b *bench) endToEnd(ctx context.Context, key string, n int64) error {
+	if b.direct != nil {
+		return b.direct.endToEnd(ctx, key, b.goal(n, ""))
+	}
 	r, err := b.submit(ctx, key, b.goal(n, ""))
 	if err != nil {
 		return err

@@ -20,6 +20,7 @@ import (
 // benchServer says what a server for a benchmark must be able to do.
 type benchServer struct {
 	Mode       string // one of goalkeeper bench
+	Via        string // nats: with a port for NATS clients
 	Workers    int    // goals worked on at a time; 0: none is, goals stay queued
 	Durability string // group or always
 	Dir        string // of the temporary store; empty: the system's
@@ -34,30 +35,30 @@ type runner interface {
 	url() string
 }
 
-// startBenchServer starts a server on a free port with a store of its own, and
-// returns its URL. stop ends it and removes the store.
-func startBenchServer(ctx context.Context, o benchServer) (url string, stop func() error, err error) {
+// startBenchServer starts a server on a free port with a store of its own. stop
+// ends it and removes the store.
+func startBenchServer(ctx context.Context, o benchServer) (server runner, stop func() error, err error) {
 	dir, err := os.MkdirTemp(o.Dir, "goalkeeper-bench-")
 	if err != nil {
-		return "", nil, fmt.Errorf("temporary folder: %w", err)
+		return nil, nil, fmt.Errorf("temporary folder: %w", err)
 	}
 	if err := o.fill(ctx, dir); err != nil {
-		return "", nil, errors.Join(err, os.RemoveAll(dir))
+		return nil, nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	opened := time.Now()
 	r, endBackend, err := openBenchServer(ctx, o, dir)
 	if err != nil {
-		return "", nil, errors.Join(err, os.RemoveAll(dir))
+		return nil, nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	if o.Fill.wanted() {
 		err = o.Fill.measure(dir, time.Since(opened))
 	}
 	if err != nil {
 		r.close()
-		return "", nil, errors.Join(err, endBackend(), os.RemoveAll(dir))
+		return nil, nil, errors.Join(err, endBackend(), os.RemoveAll(dir))
 	}
 	end := start(ctx, r)
-	return r.url(), func() error {
+	return r, func() error {
 		return errors.Join(end(), endBackend(), os.RemoveAll(dir))
 	}, nil
 }
@@ -99,6 +100,9 @@ func openBenchServer(ctx context.Context, o benchServer, dir string) (runner, fu
 	nothing := func() error { return nil }
 	c := &config{Listen: anyPort, Data: dir, Durability: o.Durability, Worker: workerConfig{Concurrency: o.Workers}}
 	c.Gateway.Listen = anyPort
+	if o.Via == "nats" {
+		c.NATS.Listen = anyPort
+	}
 	if o.Mode == "webhook" {
 		c.Webhooks.Allow = []string{"127.0.0.0/8"}
 	}
