@@ -71,7 +71,7 @@ func openCalls(ctx context.Context, nc *nats.Conn) (*Calls, error) {
 		return nil, fmt.Errorf("kv: open JetStream: %w", err)
 	}
 	s := &Store{nc: nc, js: js, conf: conf, log: conf.Log}
-	s.pub = s.publish
+	s.connect()
 	if nc.ConnectedClusterName() != "" {
 		s.conf.Replicas = 3
 	}

@@ -68,10 +68,10 @@ func (s *Store) Losing(n int64) *Store {
 		}
 		return ack, err
 	}
-	return &Store{
-		nc: s.nc, js: s.js, pub: losing, conf: s.conf, log: s.log, objects: s.objects,
-		queueInfo: map[string]*queueGauge{},
-	}
+	out := &Store{nc: s.nc, js: s.js, conf: s.conf, log: s.log, objects: s.objects, queueInfo: map[string]*queueGauge{}}
+	out.connect()
+	out.pub = losing
+	return out
 }
 
 // StartGroupCommit is a group commit with a sync of the test's own.

@@ -46,8 +46,13 @@ func lastOfQuestion(stream, filter string) question {
 	return question{subject: directGet + stream, about: filter, body: msgRequest{LastFor: filter}.encode()}
 }
 
-// readBatch is how many messages one question asks for.
-const readBatch = 256
+const (
+	// readBatch is how many messages one question asks for.
+	readBatch = 256
+	// roundRoom is how many answers a round may get: two batches with their ends,
+	// and some single ones.
+	roundRoom = 2*(readBatch+1) + 8
+)
 
 // batchQuestion asks any replica for what matches filter from a sequence on.
 func batchQuestion(stream, filter string, from uint64) question {
@@ -55,50 +60,62 @@ func batchQuestion(stream, filter string, from uint64) question {
 	return question{subject: directGet + stream, about: filter, body: body, batch: true}
 }
 
-// inbox is the one subscription that the answers of all rounds come to: a
-// subscription for each would cost more than the reads.
-type inbox struct {
-	mu     sync.Mutex
-	prefix string // empty: not subscribed yet
-	next   uint64
-	open   map[string]chan<- *nats.Msg // by round
+// mailbox takes the answers to one exchange at a time, straight from the reader of
+// the connection.
+type mailbox struct {
+	sub     *nats.Subscription
+	prefix  string
+	n       uint64 // exchanges so far
+	arrived chan *nats.Msg
 }
 
-// join opens a round: its answers come to the channel, which has room for all
-// of them, on the subjects round.<index>, until it is left.
-func (b *inbox) join(nc *nats.Conn, answers chan<- *nats.Msg) (round string, err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.prefix == "" {
-		prefix := nc.NewInbox()
-		if _, err := nc.Subscribe(prefix+".>", b.deliver); err != nil {
-			return "", fmt.Errorf("subscribe: %w", err)
+// address is a subject for answers that no earlier exchange had.
+func (b *mailbox) address() string {
+	b.n++
+	return b.prefix + strconv.FormatUint(b.n, 36)
+}
+
+// mailboxes keeps mailboxes for the next exchange: a subscription for each would
+// cost more than the exchange.
+type mailboxes struct {
+	room int // answers that one exchange may get
+	mu   sync.Mutex
+	idle []*mailbox
+}
+
+// keptMailboxes bounds those that wait. More exchanges at a time each cost a
+// subscription.
+const keptMailboxes = 256
+
+func (p *mailboxes) take(nc *nats.Conn) (*mailbox, error) {
+	p.mu.Lock()
+	if n := len(p.idle); n > 0 {
+		b := p.idle[n-1]
+		p.idle = p.idle[:n-1]
+		p.mu.Unlock()
+		return b, nil
+	}
+	p.mu.Unlock()
+	b := &mailbox{prefix: nc.NewInbox() + ".", arrived: make(chan *nats.Msg, p.room)}
+	var err error
+	if b.sub, err = nc.ChanSubscribe(b.prefix+">", b.arrived); err != nil {
+		return nil, fmt.Errorf("subscribe: %w", err)
+	}
+	return b, nil
+}
+
+// putBack keeps a mailbox to which nothing comes any more; one whose exchange was
+// given up may get an answer still, and is closed.
+func (p *mailboxes) putBack(b *mailbox, done bool) {
+	if done {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if len(p.idle) < keptMailboxes {
+			p.idle = append(p.idle, b)
+			return
 		}
-		b.prefix, b.open = prefix, map[string]chan<- *nats.Msg{}
 	}
-	b.next++
-	round = b.prefix + "." + strconv.FormatUint(b.next, 36)
-	b.open[round] = answers
-	return round, nil
-}
-
-func (b *inbox) leave(round string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	delete(b.open, round)
-}
-
-func (b *inbox) deliver(m *nats.Msg) {
-	b.mu.Lock()
-	answers := b.open[m.Subject[:strings.LastIndexByte(m.Subject, '.')]]
-	b.mu.Unlock()
-	if answers == nil {
-		return // of a round that was given up
-	}
-	select {
-	case answers <- m:
-	default: // more than was asked for
-	}
+	_ = b.sub.Unsubscribe() // fails only when the connection is closed
 }
 
 // round asks all questions at once and repeats them until all are answered or
@@ -116,33 +133,27 @@ func (s *Store) round(ctx context.Context, questions ...question) ([]answer, err
 	}
 }
 
-func (s *Store) roundOnce(ctx context.Context, questions []question) ([]answer, error) {
-	room := len(questions)
-	for _, q := range questions {
-		if q.batch {
-			room += readBatch
-		}
-	}
-	arrived := make(chan *nats.Msg, room)
-	prefix, err := s.inbox.join(s.nc, arrived)
+func (s *Store) roundOnce(ctx context.Context, questions []question) (answers []answer, err error) {
+	box, err := s.rounds.take(s.nc)
 	if err != nil {
 		return nil, err
 	}
-	defer s.inbox.leave(prefix)
+	defer func() { s.rounds.putBack(box, err == nil) }()
 	late := time.NewTimer(attemptTime(ctx, attemptTimeout))
 	defer late.Stop()
+	address := box.address()
 	for i, q := range questions {
-		if err := s.nc.PublishRequest(q.subject, prefix+"."+strconv.Itoa(i), q.body); err != nil {
+		if err := s.nc.PublishRequest(q.subject, address+"."+strconv.Itoa(i), q.body); err != nil {
 			return nil, fmt.Errorf("ask for %s: %w", q.about, err)
 		}
 	}
-	answers := make([]answer, len(questions))
+	answers = make([]answer, len(questions))
 	for missing := len(questions); missing > 0; {
-		m, err := await(ctx, late, arrived)
+		m, err := await(ctx, late, box.arrived)
 		if err != nil {
 			return nil, err
 		}
-		i, err := strconv.Atoi(m.Subject[len(prefix)+1:])
+		i, err := strconv.Atoi(strings.TrimPrefix(m.Subject, address+"."))
 		if err != nil || i < 0 || i >= len(questions) || answers[i].done {
 			continue // not ours to understand
 		}
@@ -169,26 +180,31 @@ func await(ctx context.Context, late *time.Timer, arrived <-chan *nats.Msg) (*na
 }
 
 // request sends one message, once, and waits for its answer. It is what the
-// connection's own request is, with the time of one attempt for its deadline
-// and without a context for that.
-func (s *Store) request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
-	arrived := make(chan *nats.Msg, 1)
-	round, err := s.inbox.join(s.nc, arrived)
+// connection's own request is, with the time of one attempt for its deadline,
+// without a context for that, and without a goroutine between reader and waiter.
+func (s *Store) request(ctx context.Context, m *nats.Msg) (a *nats.Msg, err error) {
+	box, err := s.singles.take(s.nc)
 	if err != nil {
 		return nil, err
 	}
-	defer s.inbox.leave(round)
+	answered := false
+	defer func() { s.singles.putBack(box, answered) }()
 	late := time.NewTimer(attemptTime(ctx, attemptTimeout))
 	defer late.Stop()
-	m.Reply = round + ".0"
+	m.Reply = box.address()
 	if err := s.nc.PublishMsg(m); err != nil {
 		return nil, fmt.Errorf("ask %s: %w", m.Subject, err)
 	}
-	a, err := await(ctx, late, arrived)
-	if err == nil && len(a.Data) == 0 && a.Header.Get("Status") == "503" {
-		err = nats.ErrNoResponders
+	for !answered {
+		if a, err = await(ctx, late, box.arrived); err != nil {
+			return nil, err
+		}
+		answered = a.Subject == m.Reply
 	}
-	return a, err
+	if len(a.Data) == 0 && a.Header.Get("Status") == "503" {
+		return nil, nats.ErrNoResponders
+	}
+	return a, nil
 }
 
 // take adds one message to the answer.

@@ -112,13 +112,19 @@ type Store struct {
 	objects   jetstream.ObjectStore
 	presence  presence
 	terms     terms
-	inbox     inbox
+	singles   mailboxes
+	rounds    mailboxes
 	synced    synced
 }
 
 // publisher is the one call through which every write goes; tests lose answers
 // here.
 type publisher func(ctx context.Context, m *nats.Msg) (*jetstream.PubAck, error)
+
+// connect makes the store ready to ask.
+func (s *Store) connect() {
+	s.pub, s.singles.room, s.rounds.room = s.publish, 1, roundRoom
+}
 
 // Open provisions streams and buckets (create or update; it may be repeated
 // and run by several processes at once) and refuses a server that is older
@@ -138,7 +144,7 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 		return nil, fmt.Errorf("kv: open JetStream: %w", err)
 	}
 	s := &Store{nc: c.Conn, js: js, conf: c, log: c.Log, queueInfo: map[string]*queueGauge{}}
-	s.pub = s.publish
+	s.connect()
 	if err := s.provision(ctx); err != nil {
 		return nil, err
 	}
