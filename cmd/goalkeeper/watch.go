@@ -174,7 +174,7 @@ func stream(ctx context.Context, api *client, id string, after int, each func(go
 // not needed. nil at the stream's end.
 func readEvents(r io.Reader, alive func(), data func(string) error) error {
 	lines := bufio.NewScanner(r)
-	lines.Buffer(make([]byte, 0, 4096), longestLine)
+	lines.Buffer(make([]byte, 0, 512), longestLine) // most events are short
 	var buf []string
 	for lines.Scan() {
 		alive()

@@ -226,12 +226,16 @@ func (r *run) bounded(ctx context.Context) (context.Context, context.CancelFunc)
 	return context.WithTimeoutCause(ctx, r.deadline.Sub(r.now()), error(r.timedOut()))
 }
 
+// onCancel calls f once the task is known to be cancelled, unless that is to be
+// ignored before.
+func (r *run) onCancel(f func()) (ignore func() bool) { return context.AfterFunc(r.opts.Cancel, f) }
+
 // interruptible also ends when the task is cancelled. It is for whatever has no
 // effect: looking, waiting, deciding.
 func (r *run) interruptible(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, release := r.bounded(ctx)
 	ctx, interrupt := context.WithCancelCause(ctx)
-	ignore := context.AfterFunc(r.opts.Cancel, func() { interrupt(cancelled()) })
+	ignore := r.onCancel(func() { interrupt(cancelled()) })
 	return ctx, func() {
 		ignore()
 		interrupt(nil)

@@ -62,7 +62,7 @@ const promptly = time.Second
 func (r *run) glance(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, min(promptly, r.deadline.Sub(r.now())))
 	defer cancel()
-	defer context.AfterFunc(r.opts.Cancel, cancel)() // why it ended does not matter
+	defer r.onCancel(cancel)() // why it ended does not matter
 	return ctx.Err() == nil && r.look(ctx) == nil
 }
 
