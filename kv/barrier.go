@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"sync"
 )
 
@@ -118,6 +119,9 @@ func (g *GroupCommit) run() {
 	for {
 		select {
 		case <-g.kick:
+			// Who can run now goes first, and may join: under load one sync then
+			// serves more of them. It costs nothing where nobody else can run.
+			runtime.Gosched()
 			g.commit(false)
 		case <-g.quit:
 			g.commit(true)
