@@ -49,6 +49,9 @@ func (s *Store) CreateResult(ctx context.Context, acc goal.Accepted, r goal.Resu
 	return err
 }
 
+// Request is request.
+func (s *Store) Request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) { return s.request(ctx, m) }
+
 // DigestKey is digestKey.
 var DigestKey = digestKey
 

@@ -69,8 +69,12 @@ type mailbox struct {
 	arrived chan *nats.Msg
 }
 
-// address is a subject for answers that no earlier exchange had.
+// address is a subject for answers that no earlier exchange had. What has come
+// unasked since is thrown away.
 func (b *mailbox) address() string {
+	for len(b.arrived) > 0 {
+		<-b.arrived
+	}
 	b.n++
 	return b.prefix + strconv.FormatUint(b.n, 36)
 }

@@ -212,8 +212,8 @@ func (w *Worker) Run(ctx context.Context) error {
 }
 
 // start runs a job that has a slot. A goroutine that has done its job takes the
-// next one, because its stack has the size by then: there are at most as many as
-// there are slots, until the worker drains.
+// next one, because its stack has the size by then: there are hardly more than
+// there are slots, and they end when the worker drains.
 func (w *Worker) start(work context.Context, job Job) {
 	select {
 	case w.next <- job:

@@ -101,10 +101,7 @@ func fillerGoal(key string) goal.Submission {
 }
 
 func finishTask(ctx context.Context, store *kv.Store, d *kv.Delivery) error {
-	j, _, _, err := store.OpenJournal(ctx, d.Accepted)
-	if err != nil {
-		return err
-	}
+	j := store.BeginJournal(d.Accepted)
 	now := time.Now().UTC()
 	seen := &goal.Observed{Left: []goal.Difference{}, Leaves: 2, StateHash: d.Submission.Fingerprint}
 	if err := j.Append(ctx,
@@ -117,7 +114,7 @@ func finishTask(ctx context.Context, store *kv.Store, d *kv.Delivery) error {
 		Status: goal.Succeeded, Reason: goal.TargetStateReached, Left: []goal.Difference{}, StateHash: seen.StateHash,
 		State: d.Submission.Goal.Objective.TargetState, StartedAt: &now, EndedAt: now, Worker: "bench",
 	}
-	if _, err := store.Settle(ctx, d.Accepted, r, j.N()); err != nil {
+	if _, err := j.Settle(ctx, r); err != nil {
 		return err
 	}
 	return d.Ack()
