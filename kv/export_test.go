@@ -50,7 +50,9 @@ func (s *Store) CreateResult(ctx context.Context, acc goal.Accepted, r goal.Resu
 }
 
 // Request is request.
-func (s *Store) Request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) { return s.request(ctx, m) }
+func (s *Store) Request(ctx context.Context, m *nats.Msg) (*nats.Msg, error) {
+	return s.request(ctx, m)
+}
 
 // DigestKey is digestKey.
 var DigestKey = digestKey

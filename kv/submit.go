@@ -33,9 +33,9 @@ func (s *Store) Submit(ctx context.Context, sub goal.Submission) (acc goal.Accep
 	if err != nil {
 		return goal.Accepted{}, false, fmt.Errorf("submit %s: %w", sub.TaskID, err)
 	}
-	w := write{
-		subject: goal.QueueSubject(sub.Tenant, sub.TaskID), data: data, ttl: s.conf.Retention,
-		nonce: newNonce(), msgID: messageID(sub.Key),
+	w := write{subject: goal.QueueSubject(sub.Tenant, sub.TaskID), data: data, ttl: s.conf.Retention, nonce: newNonce()}
+	if s.conf.Replicas > 1 {
+		w.msgID = messageID(sub.Key) // else a twin in flight would look like a full stream
 	}
 	acc, created, err = s.submit(ctx, sub, w)
 	if err != nil {

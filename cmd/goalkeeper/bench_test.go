@@ -40,8 +40,12 @@ func TestBench(t *testing.T) {
 func TestBenchRefusals(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{
-		{"submit", "-c", "0"}, {"submit", "-d", "0s"}, {"submit", "--server", "http://127.0.0.1:1", "--ratio"},
-		{"submit", "--server", "http://127.0.0.1:1", "--via", "nats"}, {"gateway", "--via", "nats"}, {"walk"},
+		{"submit", "-c", "0"},
+		{"submit", "-d", "0s"},
+		{"submit", "--server", "http://127.0.0.1:1", "--ratio"},
+		{"submit", "--server", "http://127.0.0.1:1", "--via", "nats"},
+		{"gateway", "--via", "nats"},
+		{"walk"},
 	} {
 		if code, _, stderr := session(t, t.Context(), "", append([]string{"bench"}, args...)...); code != 2 {
 			t.Errorf("bench %v: exit %d, want 2\n%s", args, code, stderr)
