@@ -145,9 +145,9 @@ func (s *Store) roundOnce(ctx context.Context, questions []question) (answers []
 	defer func() { s.rounds.putBack(box, err == nil) }()
 	late := time.NewTimer(attemptTime(ctx, attemptTimeout))
 	defer late.Stop()
-	address := box.address()
+	address := box.address() + "."
 	for i, q := range questions {
-		if err := s.nc.PublishRequest(q.subject, address+"."+strconv.Itoa(i), q.body); err != nil {
+		if err := s.nc.PublishRequest(q.subject, address+strconv.Itoa(i), q.body); err != nil {
 			return nil, fmt.Errorf("ask for %s: %w", q.about, err)
 		}
 	}
@@ -157,7 +157,7 @@ func (s *Store) roundOnce(ctx context.Context, questions []question) (answers []
 		if err != nil {
 			return nil, err
 		}
-		i, err := strconv.Atoi(strings.TrimPrefix(m.Subject, address+"."))
+		i, err := strconv.Atoi(strings.TrimPrefix(m.Subject, address))
 		if err != nil || i < 0 || i >= len(questions) || answers[i].done {
 			continue // not ours to understand
 		}
